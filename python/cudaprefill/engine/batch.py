@@ -1,0 +1,35 @@
+"""The tensors of one step, laid out for the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T tokens of B requests: decodes first (one token each), then chunks.
+
+    Filled by the batch builder, read by the decoder and the ops, passed explicitly to both.
+    """
+
+    token_ids: Tensor  # [T] int64
+    position_ids: Tensor  # [T] int64
+    slot_mapping: Tensor  # [T] int64: block * block_size + offset
+    cu_seqlens_q: Tensor  # [B + 1] int32: request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1]
+    context_lens: Tensor  # [B] int32: cached plus new tokens
+    block_table: Tensor  # [B, M] int32: logical block -> physical block, valid to ceil(context_len / block_size)
+    logits_rows: Tensor  # [R] int64: the rows whose logits are sampled, one for each request that ends its prefill or decodes
+    block_copies: Tensor  # [C, 2] int64: source and destination of each copy-on-write, done before the forward pass
+    num_decodes: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_chunks(self) -> int:
+        return self.context_lens.shape[0] - self.num_decodes

@@ -1,0 +1,34 @@
+"""The paged KV memory of all layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """K and V of every layer as one tensor, [layers, 2, num_blocks, num_kv_heads, block_size, head_size].
+
+    The layout of a layer is HND, so one block of one head is contiguous: what one TMA box or one CPU tile wants.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_blocks: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_size)
+        self.data = torch.empty(shape, dtype=dtype, device=device)
+        self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self.data]
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+
+    @staticmethod
+    def block_bytes(num_layers: int, num_kv_heads: int, block_size: int, head_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block takes across all layers, K and V together."""
+        return num_layers * 2 * num_kv_heads * block_size * head_size * dtype.itemsize
