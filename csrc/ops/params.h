@@ -12,6 +12,7 @@ enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
 // K or V of one layer, laid out HND: [num_blocks, num_kv_heads, block_size, head_size].
 struct PagedCache {
   void* data;
+  int64_t num_blocks;
   int64_t block_stride;
   int64_t head_stride;
   int64_t slot_stride;
@@ -27,10 +28,12 @@ struct HeadRows {
 struct PrefillAttentionParams {
   HeadRows q, out;
   PagedCache k_cache, v_cache;
-  const int32_t* block_table;   // [num_requests, max_blocks]; entries past ceil(context_len / block_size) are never read
+  const int32_t* block_table;  // [num_requests, max_blocks]; entries past ceil(context_len / block_size) are never read
   const int32_t* cu_seqlens_q;  // [num_requests + 1], offsets into the rows of q; the first need not be 0
   const int32_t* context_lens;  // [num_requests], cached plus new tokens
   int64_t block_table_stride;
+  int64_t num_tokens;  // rows of q and out
+  int64_t max_blocks;  // columns of block_table
   int32_t num_requests;
   int32_t num_q_heads, num_kv_heads, head_size, block_size;
   int32_t window;  // keys that a query sees, itself included; 0 = all
@@ -46,6 +49,7 @@ struct DecodeAttentionParams {
   const int32_t* block_table;
   const int32_t* context_lens;
   int64_t block_table_stride;
+  int64_t max_blocks;
   int32_t num_requests;
   int32_t num_q_heads, num_kv_heads, head_size, block_size;
   int32_t window;
@@ -70,13 +74,14 @@ struct WriteKvParams {
 struct RopeWriteKvParams {
   HeadRows q, k, v;
   PagedCache k_cache, v_cache;
-  const float* cos_sin;          // [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second
-  const int64_t* position_ids;   // [num_tokens]
-  const int64_t* slot_mapping;   // [num_tokens]
-  const void* q_norm;            // [head_size] of dtype, or null
+  const float* cos_sin;         // [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second
+  const int64_t* position_ids;  // [num_tokens]
+  const int64_t* slot_mapping;  // [num_tokens]
+  const void* q_norm;           // [head_size] of dtype, or null
   const void* k_norm;
   float norm_epsilon;
   int64_t num_tokens;
+  int64_t max_positions;
   int32_t num_q_heads, num_kv_heads, head_size, rotary_dim, block_size;
   DType dtype;
   DType kv_dtype;
@@ -109,6 +114,17 @@ struct CopyBlocksParams {
   int64_t num_pairs;
   int32_t num_kv_heads, head_size, block_size;
   DType kv_dtype;
+};
+
+// out = x @ weight^T + bias; x, bias and out are float32.
+struct LinearParams {
+  const float* x;
+  const void* weight;  // [num_outputs, num_inputs] of weight_dtype
+  const float* bias;   // [num_outputs], or null
+  float* out;
+  int64_t num_rows, num_inputs, num_outputs;
+  int64_t x_stride, weight_stride, out_stride;
+  DType weight_dtype;
 };
 
 }  // namespace cudaprefill

@@ -1,0 +1,15 @@
+// The kernels of one instruction set level, before they meet in its table.
+#pragma once
+
+#include "csrc/cpu/isa.h"
+#include "csrc/ops/params.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+void write_kv(const WriteKvParams& params);
+void rope_write_kv(const RopeWriteKvParams& params);
+void rms_norm(const RmsNormParams& params);
+void silu_and_mul(const SiluAndMulParams& params);
+void linear(const LinearParams& params);
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -1,0 +1,18 @@
+#include "csrc/cpu/attention_plain.h"
+#include "csrc/cpu/kernel_declarations.h"
+#include "csrc/cpu/kernels.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+extern const KernelTable kKernels;
+const KernelTable kKernels = {
+    .write_kv = write_kv,
+    .prefill_attention = prefill_attention_plain,
+    .decode_attention = decode_attention_plain,
+    .rope_write_kv = rope_write_kv,
+    .rms_norm = rms_norm,
+    .silu_and_mul = silu_and_mul,
+    .linear = linear,
+};
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

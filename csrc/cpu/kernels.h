@@ -1,0 +1,31 @@
+// The CPU kernels, each in the fastest version that this machine runs (see dispatch.h).
+//
+// They check the values that they read anyway: an out-of-range slot, position or block id raises std::out_of_range,
+// with the value and its bound.
+#pragma once
+
+#include "csrc/ops/params.h"
+
+namespace cudaprefill::cpu {
+
+void write_kv(const WriteKvParams& params);
+void prefill_attention(const PrefillAttentionParams& params);
+void decode_attention(const DecodeAttentionParams& params);
+void rope_write_kv(const RopeWriteKvParams& params);
+void rms_norm(const RmsNormParams& params);
+void silu_and_mul(const SiluAndMulParams& params);
+void copy_blocks(const CopyBlocksParams& params);
+void linear(const LinearParams& params);
+
+// One version of all kernels. Each instruction set level (isa.h) defines one.
+struct KernelTable {
+  void (*write_kv)(const WriteKvParams&);
+  void (*prefill_attention)(const PrefillAttentionParams&);
+  void (*decode_attention)(const DecodeAttentionParams&);
+  void (*rope_write_kv)(const RopeWriteKvParams&);
+  void (*rms_norm)(const RmsNormParams&);
+  void (*silu_and_mul)(const SiluAndMulParams&);
+  void (*linear)(const LinearParams&);
+};
+
+}  // namespace cudaprefill::cpu

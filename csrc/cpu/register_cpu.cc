@@ -1,0 +1,44 @@
+// The CPU kernels, registered as the CPU backend of the ops.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+
+#include "csrc/cpu/dispatch.h"
+#include "csrc/cpu/kernels.h"
+#include "csrc/ops/register_ops.h"
+
+namespace cudaprefill::cpu {
+namespace {
+
+struct CpuBackend {
+  static void write_kv(const WriteKvParams& params) { cpu::write_kv(params); }
+  static void prefill_attention(const PrefillAttentionParams& params) { cpu::prefill_attention(params); }
+  static void decode_attention(const DecodeAttentionParams& params) { cpu::decode_attention(params); }
+  static void rope_write_kv(const RopeWriteKvParams& params) { cpu::rope_write_kv(params); }
+  static void rms_norm(const RmsNormParams& params) { cpu::rms_norm(params); }
+  static void silu_and_mul(const SiluAndMulParams& params) { cpu::silu_and_mul(params); }
+  static void copy_blocks(const CopyBlocksParams& params) { cpu::copy_blocks(params); }
+};
+
+ops::Tensor linear_op(const ops::Tensor& x, const ops::Tensor& weight, const std::optional<ops::Tensor>& bias) {
+  LinearParams params = ops::linear_params(x, weight, bias);
+  ops::Tensor out = ops::empty_matrix(params.num_rows, params.num_outputs, x);
+  params.out = static_cast<float*>(out.data_ptr());
+  params.out_stride = params.num_outputs;
+  cpu::linear(params);
+  return out;
+}
+
+std::string cpu_isa_op() { return isa_level().name; }
+
+}  // namespace
+}  // namespace cudaprefill::cpu
+
+STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CPU, m) {
+  cudaprefill::ops::register_ops<cudaprefill::cpu::CpuBackend>(m);
+  m.impl("linear", TORCH_BOX(&cudaprefill::cpu::linear_op));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CompositeExplicitAutograd, m) {
+  m.impl("cpu_isa", TORCH_BOX(&cudaprefill::cpu::cpu_isa_op));
+}

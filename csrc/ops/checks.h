@@ -1,0 +1,38 @@
+// From the tensors of a call to the Params of a kernel. Every wrong shape, dtype, device or stride raises here, before
+// anything is written; values inside tensors (slots, block ids, lengths) are checked by the kernels that read them.
+#pragma once
+
+#include <optional>
+
+#include "csrc/ops/params.h"
+#include "csrc/ops/tensor_arg.h"
+
+namespace cudaprefill::ops {
+
+WriteKvParams write_kv_params(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
+                              const Tensor& slot_mapping);
+
+PrefillAttentionParams prefill_attention_params(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                                                const Tensor& block_table, const Tensor& cu_seqlens_q,
+                                                const Tensor& context_lens, const Tensor& out, double scale,
+                                                int64_t window, double softcap);
+
+DecodeAttentionParams decode_attention_params(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                                              const Tensor& block_table, const Tensor& context_lens, const Tensor& out,
+                                              double scale, int64_t window, double softcap);
+
+RopeWriteKvParams rope_write_kv_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
+                                       const Tensor& position_ids, const Tensor& k_cache, const Tensor& v_cache,
+                                       const Tensor& slot_mapping, const std::optional<Tensor>& q_norm,
+                                       const std::optional<Tensor>& k_norm, double norm_eps);
+
+// For these the output is allocated once the inputs are known to be right; `out` and `out_stride` are left to the
+// caller.
+RmsNormParams rms_norm_params(const Tensor& x, const Tensor& weight, double eps);
+RmsNormParams add_rms_norm_params(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps);
+SiluAndMulParams silu_and_mul_params(const Tensor& x);
+LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
+
+CopyBlocksParams copy_blocks_params(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs);
+
+}  // namespace cudaprefill::ops

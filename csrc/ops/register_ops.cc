@@ -1,0 +1,20 @@
+#include "csrc/ops/register_ops.h"
+
+#include <array>
+
+namespace cudaprefill::ops {
+
+Tensor empty_matrix(int64_t rows, int64_t columns, const Tensor& like) {
+  const std::array<int64_t, 2> sizes{rows, columns};
+  const std::array<int64_t, 2> strides{columns, 1};
+  int32_t dtype, device_type, device_index;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                         strides.data(), dtype, device_type, device_index, &handle));
+  return Tensor(handle);
+}
+
+}  // namespace cudaprefill::ops
