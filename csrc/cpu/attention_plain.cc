@@ -84,12 +84,6 @@ void check_context_len(const Params& params, int64_t request) {
   }
 }
 
-// Calls body(T{}, Kv{}) with the element types of the activations and of the caches.
-template <class Body>
-void with_element_types(DType dtype, DType kv_dtype, const Body& body) {
-  with_element_type(dtype, [&](auto t) { with_element_type(kv_dtype, [&](auto kv) { body(t, kv); }); });
-}
-
 }  // namespace
 
 void prefill_attention_plain(const PrefillAttentionParams& params) {

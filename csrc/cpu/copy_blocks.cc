@@ -13,9 +13,12 @@ int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 void copy_head(const CopyBlocksParams& params, const PagedCache& cache, int64_t head, int64_t from, int64_t to) {
   const int64_t bytes = element_size(params.kv_dtype);
   char* data = static_cast<char*>(cache.data) + head * cache.head_stride * bytes;
-  for (int64_t slot = 0; slot < params.block_size; ++slot) {
-    std::memcpy(data + (to * cache.block_stride + slot * cache.slot_stride) * bytes,
-                data + (from * cache.block_stride + slot * cache.slot_stride) * bytes, params.head_size * bytes);
+  const bool slots_adjoin = cache.slot_stride == params.head_size;
+  const int64_t pieces = slots_adjoin ? 1 : params.block_size;
+  const int64_t piece_bytes = (slots_adjoin ? params.block_size : 1) * params.head_size * bytes;
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    std::memcpy(data + (to * cache.block_stride + piece * cache.slot_stride) * bytes,
+                data + (from * cache.block_stride + piece * cache.slot_stride) * bytes, piece_bytes);
   }
 }
 

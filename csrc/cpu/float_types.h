@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cstdint>
-#include <type_traits>
 
 #include "csrc/ops/params.h"
 
@@ -78,6 +77,12 @@ CUDAPREFILL_INLINE void with_element_type(DType dtype, const Body& body) {
       body(Float16{});
       return;
   }
+}
+
+// Calls body(T{}, Kv{}) with the element types of the activations and of the caches.
+template <class Body>
+CUDAPREFILL_INLINE void with_element_types(DType dtype, DType kv_dtype, const Body& body) {
+  with_element_type(dtype, [&](auto t) { with_element_type(kv_dtype, [&](auto kv) { body(t, kv); }); });
 }
 
 }  // namespace cudaprefill::cpu

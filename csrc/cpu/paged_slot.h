@@ -21,6 +21,12 @@ struct PagedSlot {
   }
 };
 
+// The row of one token and head in q, k, v or out.
+template <class T>
+CUDAPREFILL_INLINE T* row_of(const HeadRows& rows, int64_t token, int64_t head) {
+  return static_cast<T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
+}
+
 // Raises std::out_of_range unless every slot is -1 (do not write) or lies in the cache.
 void check_slots(const int64_t* slot_mapping, int64_t num_tokens, const PagedCache& cache, int64_t block_size);
 

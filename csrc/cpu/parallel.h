@@ -3,11 +3,20 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <mutex>
 
+#include "csrc/cpu/float_types.h"
+
 namespace cudaprefill::cpu {
+
+// How many items of `elements` each make a piece worth a thread of its own, where the work is about reading and writing
+// them: handing a piece to a second thread costs as much as moving some 16,000 elements.
+CUDAPREFILL_INLINE int64_t grain_of(int64_t elements) {
+  return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, elements));
+}
 
 // Calls body(begin, end) on pieces of [0, count) of about `grain` or more, on several threads; a count of at most
 // `grain` runs in the calling thread without waking any. The first exception of a body is rethrown here, after all

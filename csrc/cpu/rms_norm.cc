@@ -1,30 +1,52 @@
 #include <cmath>
 
-#include "csrc/cpu/float_types.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/parallel.h"
+#include "csrc/cpu/simd.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+namespace {
+
+// residual += x; what is normed afterwards is the sum as stored, rounded to T.
+template <class T>
+void add_row(const T* x, T* residual, int64_t size) {
+  for_each_vector(
+      size, [&](int64_t i) { store(residual + i, load(residual + i) + load(x + i)); },
+      [&](int64_t i, int count) {
+        store_first(residual + i, load_first(residual + i, count) + load_first(x + i, count), count);
+      });
+}
+
+template <class T>
+void norm_row(const T* x, const T* weight, T* out, int64_t size, float epsilon) {
+  Vec squares = zero();
+  const auto add = [&](Vec v) { squares = fma(v, v, squares); };
+  for_each_vector(
+      size, [&](int64_t i) { add(load(x + i)); }, [&](int64_t i, int count) { add(load_first(x + i, count)); });
+  const Vec scale = broadcast(1 / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon));
+  for_each_vector(
+      size, [&](int64_t i) { store(out + i, load(x + i) * scale * load(weight + i)); },
+      [&](int64_t i, int count) {
+        store_first(out + i, load_first(x + i, count) * scale * load_first(weight + i, count), count);
+      });
+}
+
+}  // namespace
 
 void rms_norm(const RmsNormParams& params) {
   with_element_type(params.dtype, [&](auto t) {
     using T = decltype(t);
-    parallel_for(params.num_rows, 16, [&](int64_t first, int64_t last) {
+    const T* weight = static_cast<const T*>(params.weight);
+    parallel_for(params.num_rows, grain_of(params.hidden_size), [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) {
         const T* x = static_cast<const T*>(params.x) + row * params.x_stride;
-        T* residual = static_cast<T*>(params.residual) + row * params.residual_stride;
         T* out = static_cast<T*>(params.out) + row * params.out_stride;
-        float squares = 0;
-        for (int64_t i = 0; i < params.hidden_size; ++i) {
-          if (params.residual != nullptr) residual[i] = from_float<T>(to_float(residual[i]) + to_float(x[i]));
-          const float value = to_float(params.residual != nullptr ? residual[i] : x[i]);
-          squares += value * value;
+        if (params.residual != nullptr) {
+          T* residual = static_cast<T*>(params.residual) + row * params.residual_stride;
+          add_row(x, residual, params.hidden_size);
+          x = residual;
         }
-        const float scale = 1 / std::sqrt(squares / params.hidden_size + params.epsilon);
-        for (int64_t i = 0; i < params.hidden_size; ++i) {
-          const float value = to_float(params.residual != nullptr ? residual[i] : x[i]);
-          out[i] = from_float<T>(value * scale * to_float(static_cast<const T*>(params.weight)[i]));
-        }
+        norm_row(x, weight, out, params.hidden_size, params.epsilon);
       }
     });
   });

@@ -1,43 +1,17 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "csrc/cpu/float_types.h"
+#include "csrc/cpu/copy_row.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/paged_slot.h"
 #include "csrc/cpu/parallel.h"
+#include "csrc/cpu/simd.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 namespace {
 
-template <class T>
-void norm_and_rotate(const RopeWriteKvParams& params, const T* from, const void* norm, const float* cos_sin,
-                     float* row) {
-  for (int64_t d = 0; d < params.head_size; ++d) row[d] = to_float(from[d]);
-  if (norm != nullptr) {
-    float squares = 0;
-    for (int64_t d = 0; d < params.head_size; ++d) squares += row[d] * row[d];
-    const float scale = 1 / std::sqrt(squares / params.head_size + params.norm_epsilon);
-    for (int64_t d = 0; d < params.head_size; ++d) row[d] *= scale * to_float(static_cast<const T*>(norm)[d]);
-  }
-  const int64_t half = params.rotary_dim / 2;
-  for (int64_t d = 0; d < half; ++d) {
-    const float x = row[d], y = row[d + half], c = cos_sin[d], s = cos_sin[d + half];
-    row[d] = x * c - y * s;
-    row[d + half] = y * c + x * s;
-  }
-}
-
-template <class T>
-T* row_of(const HeadRows& rows, int64_t token, int64_t head) {
-  return static_cast<T*>(rows.data) + token * rows.token_stride + head * rows.head_stride;
-}
-
-}  // namespace
-
-void rope_write_kv(const RopeWriteKvParams& params) {
-  check_slots(params.slot_mapping, params.num_tokens, params.k_cache, params.block_size);
+void check_positions(const RopeWriteKvParams& params) {
   for (int64_t token = 0; token < params.num_tokens; ++token) {
     if (params.position_ids[token] < 0 || params.position_ids[token] >= params.max_positions) {
       throw std::out_of_range("position_ids[" + std::to_string(token) + "] is " +
@@ -45,31 +19,99 @@ void rope_write_kv(const RopeWriteKvParams& params) {
                               std::to_string(params.max_positions) + " positions");
     }
   }
-  with_element_type(params.dtype, [&](auto t) {
-    with_element_type(params.kv_dtype, [&](auto kv) {
-      using T = decltype(t);
-      using Kv = decltype(kv);
-      parallel_for(params.num_tokens, 8, [&](int64_t first, int64_t last) {
-        std::vector<float> row(params.head_size);
-        for (int64_t token = first; token < last; ++token) {
-          const float* cos_sin = params.cos_sin + params.position_ids[token] * params.rotary_dim;
-          for (int64_t head = 0; head < params.num_q_heads; ++head) {
-            T* q = row_of<T>(params.q, token, head);
-            norm_and_rotate(params, q, params.q_norm, cos_sin, row.data());
-            for (int64_t d = 0; d < params.head_size; ++d) q[d] = from_float<T>(row[d]);
-          }
-          if (params.slot_mapping[token] < 0) continue;
-          const PagedSlot slot(params.slot_mapping[token], params.block_size);
-          for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-            norm_and_rotate(params, row_of<T>(params.k, token, head), params.k_norm, cos_sin, row.data());
-            Kv* k = slot.row<Kv>(params.k_cache, head);
-            for (int64_t d = 0; d < params.head_size; ++d) k[d] = from_float<Kv>(row[d]);
-            Kv* v = slot.row<Kv>(params.v_cache, head);
-            const T* v_from = row_of<T>(params.v, token, head);
-            for (int64_t d = 0; d < params.head_size; ++d) v[d] = from_float<Kv>(to_float(v_from[d]));
-          }
-        }
+}
+
+// The RMSNorm of one head: element i becomes x[i] * scale * weight[i].
+template <class T>
+struct HeadNorm {
+  const T* weight;
+  float scale;
+
+  HeadNorm(const T* x, const void* norm_weight, int64_t size, float epsilon)
+      : weight(static_cast<const T*>(norm_weight)) {
+    Vec squares = zero();
+    const auto add = [&](Vec v) { squares = fma(v, v, squares); };
+    for_each_vector(
+        size, [&](int64_t i) { add(load(x + i)); }, [&](int64_t i, int count) { add(load_first(x + i, count)); });
+    scale = 1 / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon);
+  }
+  CUDAPREFILL_INLINE Vec apply(Vec v, int64_t i) const { return v * broadcast(scale) * load(weight + i); }
+  CUDAPREFILL_INLINE Vec apply_first(Vec v, int64_t i, int count) const {
+    return v * broadcast(scale) * load_first(weight + i, count);
+  }
+};
+
+struct NoNorm {
+  CUDAPREFILL_INLINE Vec apply(Vec v, int64_t) const { return v; }
+  CUDAPREFILL_INLINE Vec apply_first(Vec v, int64_t, int) const { return v; }
+};
+
+// The element i of the first half of the rotary part turns with element half + i; what lies behind both is only normed.
+// `to` may be `from`.
+template <class From, class To, class Norm>
+void rotate_row(const From* from, To* to, const Norm& norm, const float* cos_sin, int64_t rotary_dim,
+                int64_t head_size) {
+  const int64_t half = rotary_dim / 2;
+  for_each_vector(
+      half,
+      [&](int64_t i) {
+        const Vec x = norm.apply(load(from + i), i), y = norm.apply(load(from + half + i), half + i);
+        const Vec cos = load(cos_sin + i), sin = load(cos_sin + half + i);
+        store(to + i, x * cos - y * sin);
+        store(to + half + i, y * cos + x * sin);
+      },
+      [&](int64_t i, int count) {
+        const Vec x = norm.apply_first(load_first(from + i, count), i, count);
+        const Vec y = norm.apply_first(load_first(from + half + i, count), half + i, count);
+        const Vec cos = load_first(cos_sin + i, count), sin = load_first(cos_sin + half + i, count);
+        store_first(to + i, x * cos - y * sin, count);
+        store_first(to + half + i, y * cos + x * sin, count);
       });
+  for_each_vector(
+      head_size - rotary_dim,
+      [&](int64_t i) { store(to + rotary_dim + i, norm.apply(load(from + rotary_dim + i), rotary_dim + i)); },
+      [&](int64_t i, int count) {
+        const Vec v = load_first(from + rotary_dim + i, count);
+        store_first(to + rotary_dim + i, norm.apply_first(v, rotary_dim + i, count), count);
+      });
+}
+
+template <class From, class To>
+void norm_and_rotate_row(const RopeWriteKvParams& params, const From* from, To* to, const void* norm_weight,
+                         const float* cos_sin) {
+  if (norm_weight == nullptr) {
+    rotate_row(from, to, NoNorm{}, cos_sin, params.rotary_dim, params.head_size);
+  } else {
+    const HeadNorm<From> norm(from, norm_weight, params.head_size, params.norm_epsilon);
+    rotate_row(from, to, norm, cos_sin, params.rotary_dim, params.head_size);
+  }
+}
+
+template <class T, class Kv>
+void run_token(const RopeWriteKvParams& params, int64_t token) {
+  const float* cos_sin = params.cos_sin + params.position_ids[token] * params.rotary_dim;
+  for (int64_t head = 0; head < params.num_q_heads; ++head) {
+    T* q = row_of<T>(params.q, token, head);
+    norm_and_rotate_row(params, q, q, params.q_norm, cos_sin);
+  }
+  if (params.slot_mapping[token] < 0) return;
+  const PagedSlot slot(params.slot_mapping[token], params.block_size);
+  for (int64_t head = 0; head < params.num_kv_heads; ++head) {
+    norm_and_rotate_row(params, row_of<T>(params.k, token, head), slot.row<Kv>(params.k_cache, head), params.k_norm,
+                        cos_sin);
+    copy_row(row_of<T>(params.v, token, head), slot.row<Kv>(params.v_cache, head), params.head_size);
+  }
+}
+
+}  // namespace
+
+void rope_write_kv(const RopeWriteKvParams& params) {
+  check_slots(params.slot_mapping, params.num_tokens, params.k_cache, params.block_size);
+  check_positions(params);
+  with_element_types(params.dtype, params.kv_dtype, [&](auto t, auto kv) {
+    const int64_t token_size = (params.num_q_heads + 2 * params.num_kv_heads) * params.head_size;
+    parallel_for(params.num_tokens, grain_of(token_size), [&](int64_t first, int64_t last) {
+      for (int64_t token = first; token < last; ++token) run_token<decltype(t), decltype(kv)>(params, token);
     });
   });
 }

@@ -1,0 +1,111 @@
+// Vec for AVX2 with FMA and F16C: 8 lanes. See simd.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstring>
+
+#include "csrc/cpu/float_types.h"
+#include "csrc/cpu/isa.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+struct Vec {
+  static constexpr int kWidth = 8;
+  __m256 lanes;
+};
+
+CUDAPREFILL_INLINE Vec zero() { return {_mm256_setzero_ps()}; }
+CUDAPREFILL_INLINE Vec broadcast(float value) { return {_mm256_set1_ps(value)}; }
+CUDAPREFILL_INLINE Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
+CUDAPREFILL_INLINE Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec round(Vec v) {
+  return {_mm256_round_ps(v.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+
+CUDAPREFILL_INLINE float sum(Vec v) {
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(v.lanes), _mm256_extractf128_ps(v.lanes, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+CUDAPREFILL_INLINE float largest(Vec v) {
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(v.lanes), _mm256_extractf128_ps(v.lanes, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// v * 2^n for whole n, in two steps so that each factor is a normal number
+CUDAPREFILL_INLINE Vec scale_by_power_of_two(Vec v, Vec n) {
+  const __m256i whole = _mm256_cvtps_epi32(n.lanes);
+  const __m256i half = _mm256_srai_epi32(whole, 1);
+  const auto power = [](__m256i exponent) {
+    return Vec{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23))};
+  };
+  return v * power(half) * power(_mm256_sub_epi32(whole, half));
+}
+
+// `result` where v >= bound or v is NaN, else 0
+CUDAPREFILL_INLINE Vec zero_below(Vec v, Vec bound, Vec result) {
+  return {_mm256_and_ps(_mm256_cmp_ps(v.lanes, bound.lanes, _CMP_NLT_UQ), result.lanes)};
+}
+
+CUDAPREFILL_INLINE __m256i first_lanes(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+CUDAPREFILL_INLINE Vec widen(__m128i halves, BFloat16) {
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16))};
+}
+CUDAPREFILL_INLINE Vec widen(__m128i halves, Float16) { return {_mm256_cvtph_ps(halves)}; }
+
+// Round to nearest, ties to even; NaN stays NaN.
+CUDAPREFILL_INLINE __m128i narrow(Vec v, BFloat16) {
+  const __m256i bits = _mm256_castps_si256(v.lanes);
+  const __m256i high = _mm256_srli_epi32(bits, 16);
+  const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v.lanes, v.lanes, _CMP_UNORD_Q));
+  const __m256i chosen = _mm256_blendv_epi8(rounded, quiet, nan);
+  return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+}
+CUDAPREFILL_INLINE __m128i narrow(Vec v, Float16) {
+  return _mm256_cvtps_ph(v.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+CUDAPREFILL_INLINE Vec load(const float* from) { return {_mm256_loadu_ps(from)}; }
+CUDAPREFILL_INLINE Vec load_first(const float* from, int count) {
+  return {_mm256_maskload_ps(from, first_lanes(count))};
+}
+CUDAPREFILL_INLINE void store(float* to, Vec v) { _mm256_storeu_ps(to, v.lanes); }
+CUDAPREFILL_INLINE void store_first(float* to, Vec v, int count) {
+  _mm256_maskstore_ps(to, first_lanes(count), v.lanes);
+}
+
+template <class Half>
+CUDAPREFILL_INLINE Vec load(const Half* from) {
+  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), Half{});
+}
+template <class Half>
+CUDAPREFILL_INLINE Vec load_first(const Half* from, int count) {
+  Half whole[Vec::kWidth] = {};
+  std::memcpy(whole, from, count * sizeof(Half));
+  return load(whole);
+}
+template <class Half>
+CUDAPREFILL_INLINE void store(Half* to, Vec v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrow(v, Half{}));
+}
+template <class Half>
+CUDAPREFILL_INLINE void store_first(Half* to, Vec v, int count) {
+  Half whole[Vec::kWidth];
+  store(whole, v);
+  std::memcpy(to, whole, count * sizeof(Half));
+}
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

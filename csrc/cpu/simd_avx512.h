@@ -1,0 +1,85 @@
+// Vec for AVX-512 (F, BW, VL, DQ): 16 lanes. See simd.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include "csrc/cpu/float_types.h"
+#include "csrc/cpu/isa.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+struct Vec {
+  static constexpr int kWidth = 16;
+  __m512 lanes;
+};
+
+CUDAPREFILL_INLINE Vec zero() { return {_mm512_setzero_ps()}; }
+CUDAPREFILL_INLINE Vec broadcast(float value) { return {_mm512_set1_ps(value)}; }
+CUDAPREFILL_INLINE Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)}; }
+CUDAPREFILL_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.lanes, b.lanes)}; }
+CUDAPREFILL_INLINE Vec round(Vec v) {
+  return {_mm512_roundscale_ps(v.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+CUDAPREFILL_INLINE float sum(Vec v) { return _mm512_reduce_add_ps(v.lanes); }
+CUDAPREFILL_INLINE float largest(Vec v) { return _mm512_reduce_max_ps(v.lanes); }
+
+// v * 2^n for whole n
+CUDAPREFILL_INLINE Vec scale_by_power_of_two(Vec v, Vec n) { return {_mm512_scalef_ps(v.lanes, n.lanes)}; }
+
+// `result` where v >= bound or v is NaN, else 0
+CUDAPREFILL_INLINE Vec zero_below(Vec v, Vec bound, Vec result) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(v.lanes, bound.lanes, _CMP_NLT_UQ), result.lanes)};
+}
+
+CUDAPREFILL_INLINE __mmask16 first_lanes(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+
+CUDAPREFILL_INLINE Vec widen(__m256i halves, BFloat16) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+CUDAPREFILL_INLINE Vec widen(__m256i halves, Float16) { return {_mm512_cvtph_ps(halves)}; }
+
+// Round to nearest, ties to even; NaN stays NaN.
+CUDAPREFILL_INLINE __m256i narrow(Vec v, BFloat16) {
+  const __m512i bits = _mm512_castps_si512(v.lanes);
+  const __m512i high = _mm512_srli_epi32(bits, 16);
+  const __m512i half = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(high, _mm512_set1_epi32(1)));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(v.lanes, v.lanes, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40)));
+}
+CUDAPREFILL_INLINE __m256i narrow(Vec v, Float16) {
+  return _mm512_cvtps_ph(v.lanes, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+CUDAPREFILL_INLINE Vec load(const float* from) { return {_mm512_loadu_ps(from)}; }
+CUDAPREFILL_INLINE Vec load_first(const float* from, int count) {
+  return {_mm512_maskz_loadu_ps(first_lanes(count), from)};
+}
+CUDAPREFILL_INLINE void store(float* to, Vec v) { _mm512_storeu_ps(to, v.lanes); }
+CUDAPREFILL_INLINE void store_first(float* to, Vec v, int count) {
+  _mm512_mask_storeu_ps(to, first_lanes(count), v.lanes);
+}
+
+template <class Half>
+CUDAPREFILL_INLINE Vec load(const Half* from) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), Half{});
+}
+template <class Half>
+CUDAPREFILL_INLINE Vec load_first(const Half* from, int count) {
+  return widen(_mm256_maskz_loadu_epi16(first_lanes(count), from), Half{});
+}
+template <class Half>
+CUDAPREFILL_INLINE void store(Half* to, Vec v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(v, Half{}));
+}
+template <class Half>
+CUDAPREFILL_INLINE void store_first(Half* to, Vec v, int count) {
+  _mm256_mask_storeu_epi16(to, first_lanes(count), narrow(v, Half{}));
+}
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA
