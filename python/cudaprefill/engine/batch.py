@@ -22,7 +22,7 @@ class Batch:
     cu_seqlens_q: Tensor  # [B + 1] int32: request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1]
     context_lens: Tensor  # [B] int32: cached plus new tokens
     block_table: Tensor  # [B, M] int32: logical block -> physical block, valid to ceil(context_len / block_size)
-    logits_rows: Tensor  # [R] int64: the rows whose logits are sampled, one for each request that ends its prefill or decodes
+    logits_rows: Tensor  # [R] int64: rows whose logits are sampled: of decodes and of last chunks
     block_copies: Tensor  # [C, 2] int64: source and destination of each copy-on-write, done before the forward pass
     num_decodes: int
 

@@ -1,0 +1,70 @@
+"""The engine's settings as flags, named as vLLM names them."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+
+from cudaprefill.config import BLOCK_SIZES, DTYPES, EngineConfig, parse_bytes, parse_count
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    add = group.add_argument
+    add(
+        "--model", metavar="PATH", help="Hugging Face folder or GGUF file (default: the packaged SmolLM2-135M-Instruct)"
+    )
+    add("--dtype", choices=DTYPES, default="auto", help="of weights and activations (default: %(default)s)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    add("--block-size", type=int, choices=BLOCK_SIZES, default=16, help="KV slots of a block (default: %(default)s)")
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="share full blocks of equal prefixes (default: on)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        type=count,
+        metavar="N",
+        help="token budget of a step: up for TTFT, down for ITL (default: 8192 on a GPU, 512 on a CPU)",
+    )
+    add("--max-num-seqs", type=count, metavar="N", help="requests that run at once (default: 256)")
+    add("--max-model-len", type=count, metavar="N", help="prompt plus output of a request (default: the model's)")
+    add(
+        "--long-prefill-token-threshold",
+        type=count,
+        default=0,
+        metavar="N",
+        help="most tokens of one prompt in a step while others wait (default: automatic)",
+    )
+    add("--max-num-queued-reqs", type=count, metavar="N", help="refuse requests when N wait (default: no limit)")
+    add("--kv-cache-dtype", choices=DTYPES, default="auto", help="(default: as the activations)")
+    add("--kv-cache-memory", type=memory, metavar="SIZE", help="KV cache on a CPU, e.g. 4GiB (default: 2GiB)")
+    add(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.90,
+        metavar="SHARE",
+        help="of a GPU's memory for weights, activations and KV (default: %(default)s)",
+    )
+    add("--threads", type=int, metavar="N", help="CPU threads (default: all cores of this process)")
+
+
+def engine_config(flags: argparse.Namespace) -> EngineConfig:
+    """Raises ValueError naming the setting that is wrong."""
+    return EngineConfig(**{field.name: getattr(flags, field.name) for field in fields(EngineConfig)})
+
+
+def count(text: str) -> int:
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def memory(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

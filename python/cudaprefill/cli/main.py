@@ -1,0 +1,61 @@
+"""`cudaprefill`: chat, generate, info."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from cudaprefill.cli.engine_flags import add_engine_flags, count
+
+# A command's module is imported only when it runs: --help must not wait for torch.
+COMMANDS = {"chat": "cudaprefill.cli.chat", "generate": "cudaprefill.cli.generate", "info": "cudaprefill.cli.info"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, 1 when the work failed, 2 for a wrong command line."""
+    flags = build_parser().parse_args(arguments)
+    command = importlib.import_module(COMMANDS[flags.command])
+    try:
+        return int(command.run(flags))
+    except BrokenPipeError:  # the reader of our output has left
+        sys.stdout = None
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"cudaprefill: {error}", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cudaprefill", description="An LLM engine whose prefill you can see.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    chat = commands.add_parser("chat", help="chat; without a terminal: prompts in line by line, answers out")
+    chat.add_argument("--system", metavar="TEXT", help="system prompt")
+    chat.add_argument("--max-tokens", type=count, metavar="N", help="longest answer (default: what the context allows)")
+    chat.add_argument("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")
+    chat.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s)")
+    chat.add_argument("--seed", type=int, help="makes sampled answers repeatable")
+    add_engine_flags(chat)
+
+    generate = commands.add_parser("generate", help="continue prompts, without a chat template")
+    generate.add_argument("prompts", nargs="*", metavar="PROMPT", help="(default: standard input, one prompt a line)")
+    generate.add_argument("--max-tokens", type=count, default=16, metavar="N", help="(default: %(default)s)")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="(default: %(default)s)")
+    generate.add_argument("--top-k", type=int, default=0, help="0 is off (default: %(default)s)")
+    generate.add_argument("--n", type=int, default=1, help="continuations of each prompt (default: %(default)s)")
+    generate.add_argument("--seed", type=int, help="makes sampled text repeatable")
+    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end there (repeatable)")
+    generate.add_argument("--json", action="store_true", help="one JSON object a prompt, with token ids and figures")
+    add_engine_flags(generate)
+
+    info = commands.add_parser("info", help="what the engine would run: model, kernels, blocks, concurrency")
+    info.add_argument("--json", action="store_true", help="as one JSON object")
+    add_engine_flags(info)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What a user may set, checked where it enters. Names follow vLLM's flags."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+BLOCK_SIZES = (16, 32, 64)
+
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine; `None` means "choose for this machine and model".
+
+    Raises ValueError naming the setting, its value and what is allowed.
+    """
+
+    model: str | None = None  # Hugging Face folder or GGUF file; None: the packaged default model
+    dtype: str = "auto"  # of weights and activations
+    device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU where there is one
+    block_size: int = 16  # KV slots of one block
+    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int | None = None  # the token budget of one step; None: 8192 on a GPU, 512 on a CPU
+    max_num_seqs: int | None = None  # requests that run at once; None: 256, or the budget if that is smaller
+    max_model_len: int | None = None  # prompt plus output of one request; None: what the model was made for
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt in one step while others wait; 0: automatic
+    max_num_queued_reqs: int | None = None  # waiting requests before new ones are refused; None: no limit
+    kv_cache_dtype: str = "auto"  # auto: as the activations
+    kv_cache_memory: int | None = None  # bytes of KV cache on a CPU; None: 2 GiB
+    gpu_memory_utilization: float = 0.90  # share of a GPU's memory that weights, activations and KV may take
+    threads: int | None = None  # CPU threads of the kernels; None: all cores of this process
+
+    def __post_init__(self) -> None:
+        for name in ("dtype", "kv_cache_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {getattr(self, name)!r}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}")
+        least = {
+            "max_num_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "max_model_len": 2,
+            "long_prefill_token_threshold": 0,
+            "max_num_queued_reqs": 0,
+            "kv_cache_memory": 1,
+            "threads": 1,
+        }
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name} must be an integer, got {value!r}")
+            if value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def parse_count(text: str) -> int:
+    """An integer with an optional suffix, as vLLM reads it: 8k = 8,000, 8K = 8,192, 1.5k = 1,500."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT]?)", text.strip())
+    if not match:
+        raise ValueError(f"expected a count such as 8192, 8k (8,000) or 8K (8,192), got {text!r}")
+    number, suffix = match.groups()
+    value = (float(number) if "." in number else int(number)) * _FACTORS[suffix]
+    if value != int(value):
+        raise ValueError(f"expected a whole number, got {text!r}")
+    return int(value)
+
+
+def parse_bytes(text: str) -> int:
+    """A memory size such as 2GiB, 512MB, 1G (2**30 for G and GiB, 10**9 for GB) or a plain number of bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(iB|B)?", text.strip())
+    if not match:
+        raise ValueError(f"expected a memory size such as 2GiB or 512MiB, got {text!r}")
+    number, prefix, unit = match.groups()
+    base = 1000 if unit == "B" and prefix else 1024
+    return int(float(number) * base ** " KMGT".index(prefix or " "))
+
+
+def format_bytes(count: float) -> str:
+    """`count` bytes for a person: 737.3 KiB, 2.0 GiB."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    prefixes = "KMGT"
+    power = min(int(math.log(count, 1024)), len(prefixes))
+    return f"{count / 1024**power:.1f} {prefixes[power - 1]}iB"

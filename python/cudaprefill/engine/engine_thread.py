@@ -1,0 +1,150 @@
+"""The engine in a thread of its own: nothing that its clients do blocks a step, and nothing in a step blocks them."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from cudaprefill.engine.output_delta import OutputDelta
+
+if TYPE_CHECKING:
+    from cudaprefill.engine.engine import Engine
+    from cudaprefill.engine.request import Request
+
+Result = TypeVar("Result")
+
+# Takes what one step made for one client. Called in the engine's thread, so it must only hand over, never work.
+Mailbox = Callable[[list[OutputDelta]], None]
+Command = Callable[["Engine"], None]
+
+
+class EngineDeadError(RuntimeError):
+    """The engine has stopped, by a failure of a step or by `close`, and takes no more requests."""
+
+
+class EngineThread:
+    """Steps the engine while it has work; commands (submit, abort, anything else) run between steps, in order."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.error: BaseException | None = None
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._lock = threading.Lock()  # guards _closing against a command that is put in while the thread ends
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="cudaprefill-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, mailbox: Mailbox) -> None:
+        """Deltas, or one delta with an error (ValueError, QueueFullError), arrive at `mailbox`."""
+
+        def admit(engine: Engine) -> None:
+            try:
+                engine.submit(request)
+            except Exception as error:
+                mailbox([OutputDelta.failed(request.request_id, error)])
+            else:
+                self._mailboxes[request.request_id] = mailbox
+
+        self._put(admit)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request wherever it is; its last deltas say "abort". Unknown and finished ids are ignored."""
+        with self._lock:
+            if not self._closing:
+                self._commands.put(lambda engine: self._deliver(engine.abort(request_id)))
+
+    def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
+        """Runs `function(engine)` between two steps."""
+        future: Future[Result] = Future()
+
+        def run(engine: Engine) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(engine))
+                except Exception as error:
+                    future.set_exception(error)
+
+        self._put(run)
+        return future
+
+    def close(self) -> None:
+        """Ends every request with an error, then the thread; returns when it has ended. Harmless when repeated."""
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                self._commands.put(_stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _put(self, command: Command) -> None:
+        with self._lock:
+            if self._closing:
+                raise EngineDeadError(f"the engine has stopped: {self.error or 'it was closed'}")
+            self._commands.put(command)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._run_commands()
+                if self._engine.has_work():
+                    self._deliver(self._engine.step())
+        except _Stop:
+            pass
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._end()
+
+    def _run_commands(self) -> None:
+        """Runs all that wait; with no work to do, waits for one."""
+        while True:
+            try:
+                command = self._commands.get(block=not self._engine.has_work())
+            except queue.Empty:
+                return
+            command(self._engine)
+
+    def _deliver(self, deltas: list[OutputDelta]) -> None:
+        by_mailbox: dict[Mailbox, list[OutputDelta]] = {}
+        for delta in deltas:
+            by_mailbox.setdefault(self._mailboxes[delta.request_id], []).append(delta)
+            if delta.request_finished:
+                del self._mailboxes[delta.request_id]
+        for mailbox, own in by_mailbox.items():
+            mailbox(own)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._closing = True
+        reason = EngineDeadError(f"the engine has stopped: {self.error!r}" if self.error else "the engine was closed")
+        for request_id, mailbox in self._mailboxes.items():
+            mailbox([OutputDelta.failed(request_id, reason)])
+        self._mailboxes.clear()
+        # Commands that came in before _closing was set still get an answer.
+        while not self._commands.empty():
+            command = self._commands.get()
+            with contextlib.suppress(EngineDeadError, _Stop):
+                command(_DeadEngine(reason))  # type: ignore[arg-type]
+
+
+class _Stop(Exception):  # noqa: N818  (a signal, not an error)
+    pass
+
+
+def _stop(engine: Engine) -> None:
+    raise _Stop
+
+
+class _DeadEngine:
+    """Stands in for the engine after its end: whatever is asked of it raises why it ended."""
+
+    def __init__(self, reason: EngineDeadError) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> None:
+        raise self._reason

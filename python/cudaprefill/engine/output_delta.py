@@ -1,0 +1,30 @@
+"""What one step added to one output of a request; the unit that travels from the engine to a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cudaprefill.outputs import RequestMetrics, TokenLogprobs
+
+
+@dataclass(slots=True)
+class OutputDelta:
+    """Text may lag behind the tokens: it is held while it could still become a stop string or is half a character."""
+
+    request_id: str  # of the request as submitted, the same for all n outputs
+    index: int  # which of the n outputs
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] | None = None  # one a token, when asked for
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"; set once, in the output's last delta
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    request_finished: bool = False  # no delta of any output follows
+    error: Exception | None = None  # why the request failed
+    metrics: RequestMetrics | None = None  # with an output's first and last delta
+
+    @classmethod
+    def failed(cls, request_id: str, error: Exception) -> OutputDelta:
+        """The only delta of a request that was refused, or the last one of a request that failed as a whole."""
+        return cls(request_id, 0, finish_reason="error", request_finished=True, error=error)

@@ -1,0 +1,1 @@
+"""The terminal side of cudaprefill: it knows an engine as `backend.ChatBackend`, and imports neither it nor torch."""

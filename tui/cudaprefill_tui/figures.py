@@ -1,0 +1,48 @@
+"""An answer's figures as a line a person can read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import mean, median
+
+from .backend import AnswerFigures
+
+
+def describe_answer(figures: AnswerFigures) -> str:
+    """TTFT 41 ms (32 of 45 prompt tokens from the prefix cache) · ITL 13.1 ms · 76 tok/s · 9 tokens"""
+    parts = [
+        f"TTFT {milliseconds(figures.ttft)} ({figures.cached_tokens} of {figures.prompt_tokens} prompt tokens "
+        "from the prefix cache)"
+    ]
+    if figures.itls:
+        parts.append(f"ITL {milliseconds(mean(figures.itls))}")
+        parts.append(f"{1 / max(mean(figures.itls), 1e-9):.0f} tok/s")
+    parts.append(f"{figures.output_tokens} token{'s' if figures.output_tokens != 1 else ''}")
+    if figures.finish_reason != "stop":
+        parts.append(
+            {"length": "cut at the length limit", "abort": "stopped"}.get(figures.finish_reason, figures.finish_reason)
+        )
+    return " · ".join(parts)
+
+
+def describe_session(answers: Sequence[AnswerFigures]) -> str:
+    """All answers of a session in a line: medians of TTFT and ITL, share of prompt tokens that were prefix hits."""
+    if not answers:
+        return "no answers"
+    prompt_tokens = sum(answer.prompt_tokens for answer in answers)
+    cached_tokens = sum(answer.cached_tokens for answer in answers)
+    itls = [itl for answer in answers for itl in answer.itls]
+    output_tokens = sum(answer.output_tokens for answer in answers)
+    return (
+        f"{len(answers)} answer{'s' if len(answers) != 1 else ''} · {output_tokens} tokens"
+        f" · TTFT p50 {milliseconds(median(answer.ttft for answer in answers))}"
+        f" · ITL p50 {milliseconds(median(itls)) if itls else 'none'}"
+        f" · prefix hit {cached_tokens} of {prompt_tokens} prompt tokens ({cached_tokens / max(prompt_tokens, 1):.0%})"
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """0.0123 -> 12.3 ms, 0.412 -> 412 ms, 3.2 -> 3.20 s"""
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
