@@ -1,0 +1,21 @@
+// The emulation of csrc/cuda/launch.cuh: a launch runs the grid to its end.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+namespace cudaprefill {
+
+struct LaunchShape {
+  dim3 grid;
+  unsigned threads;
+  size_t shared_bytes = 0;
+};
+
+template <class Params>
+void launch(const char* name, void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t) {
+  emu::Machine::instance().run(name, shape.grid, shape.threads, shape.shared_bytes, [&] { kernel(params); });
+}
+
+}  // namespace cudaprefill

@@ -1,0 +1,264 @@
+#include "csrc/emu/machine.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <sstream>
+#include <utility>
+
+#include "csrc/emu/fault.h"
+
+namespace cudaprefill::emu {
+namespace {
+
+void check_launch(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes) {
+  const LaunchLimits limits;
+  std::ostringstream text;
+  const auto require = [&](const char* what, uint64_t value, uint64_t least, uint64_t most) {
+    if (value < least || value > most) text << "; " << what << " is " << value << ", not in " << least << ".." << most;
+  };
+  require("grid.x", grid.x, 1, limits.max_grid_x);
+  require("grid.y", grid.y, 1, limits.max_grid_yz);
+  require("grid.z", grid.z, 1, limits.max_grid_yz);
+  require("the block size", threads, 1, limits.max_threads);
+  require("shared memory", shared_bytes, 0, limits.max_shared_bytes);
+  if (const std::string wrong = text.str(); !wrong.empty()) throw Fault(name + ": invalid launch" + wrong);
+}
+
+// {0, 1, 2, 3, 8} -> "0-3, 8"
+std::string ranges(const std::vector<unsigned>& ranks) {
+  std::ostringstream text;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text << (i ? ", " : "") << ranks[i];
+    if (last > i) text << "-" << ranks[last];
+    i = last + 1;
+  }
+  return text.str();
+}
+
+}  // namespace
+
+std::string short_location(const std::source_location& where) {
+  std::string file = where.file_name();
+  file = file.substr(file.find_last_of('/') + 1);
+  return file + ":" + std::to_string(where.line());
+}
+
+Machine& Machine::instance() {
+  static Machine machine;
+  return machine;
+}
+
+void Machine::run(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
+                  const std::function<void()>& kernel) {
+  check_launch(name, grid, threads, shared_bytes);
+  kernel_name_ = name;
+  kernel_ = &kernel;
+  grid_ = grid;
+  random_.seed(seed_);
+  ++counters_.launches;
+
+  // Blocks run in no order that a kernel may rely on.
+  std::vector<uint64_t> order(uint64_t{grid.x} * grid.y * grid.z);
+  std::iota(order.begin(), order.end(), uint64_t{0});
+  std::shuffle(order.begin(), order.end(), random_);
+  for (const uint64_t block : order) {
+    block_index_ = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
+                    static_cast<unsigned>(block / grid.x / grid.y)};
+    shared_memory_.reset(shared_bytes);
+    threads_.clear();
+    threads_.resize(threads);
+    ++counters_.blocks;
+    run_block();
+  }
+}
+
+void Machine::run_block() {
+  const auto num_threads = static_cast<unsigned>(threads_.size());
+  const unsigned num_warps = (num_threads + kWarpSize - 1) / kWarpSize;
+  warp_operations_.assign(num_warps, {});
+  for (Barrier& barrier : barriers_) barrier = {};
+  for (unsigned rank = 0; rank < num_threads; ++rank) {
+    Thread& thread = threads_[rank];
+    thread.rank = rank;
+    thread.index = {rank, 0, 0};
+    thread.clock.assign(num_threads, 0);
+    thread.clock[rank] = 1;
+    thread.fiber = std::make_unique<Fiber>([this, &thread] {
+      try {
+        (*kernel_)();
+      } catch (const std::exception&) {
+        failure_ = std::current_exception();
+      }
+      thread.state = Thread::State::kDone;
+    });
+  }
+
+  std::vector<unsigned> ready;
+  for (;;) {
+    ready.clear();
+    bool all_done = true;
+    for (unsigned warp = 0; warp < num_warps; ++warp) {
+      bool warp_ready = false;
+      for (unsigned rank = warp * kWarpSize; rank < std::min(num_threads, (warp + 1) * kWarpSize); ++rank) {
+        warp_ready |= threads_[rank].state == Thread::State::kReady;
+        all_done &= threads_[rank].state == Thread::State::kDone;
+      }
+      if (warp_ready) ready.push_back(warp);
+    }
+    if (all_done) return;
+    if (ready.empty()) fail_block("deadlock: " + describe_waiting());
+    run_warp(ready[random_() % ready.size()]);
+  }
+}
+
+// Runs one warp until no lane of it can go on.
+void Machine::run_warp(unsigned warp) {
+  const unsigned first = warp * kWarpSize;
+  const unsigned last = std::min(static_cast<unsigned>(threads_.size()), first + kWarpSize);
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (unsigned rank = first; rank < last; ++rank) {
+      if (threads_[rank].state != Thread::State::kReady) continue;
+      progress = true;
+      current_ = &threads_[rank];
+      current_->fiber->resume();
+      if (failure_) {
+        threads_.clear();  // unwinds the other fibers
+        std::rethrow_exception(std::exchange(failure_, nullptr));
+      }
+    }
+  }
+}
+
+void Machine::wait(Thread::State state, std::source_location where) {
+  Thread& thread = *current_;
+  thread.state = state;
+  thread.where = where;
+  thread.fiber->suspend();
+}
+
+void Machine::warp_operation(const char* name, uint32_t mask, void* data, WarpFunction execute,
+                             std::source_location where) {
+  Thread& thread = *current_;
+  WarpOperation& operation = warp_operations_[thread.warp()];
+  const uint32_t lane_bit = 1u << thread.lane();
+  if (!(mask & lane_bit)) fail(std::string(name) + ": the calling lane is not in its own mask", where);
+  if (operation.arrived == 0) {
+    operation = {name, mask, 0, where, {}};
+  } else if (operation.mask != mask || std::string(operation.name) != name) {
+    fail(std::string("divergent warp: ") + name + " here, while other lanes wait in " + operation.name + " at " +
+             short_location(operation.where),
+         where);
+  }
+  operation.arrived |= lane_bit;
+  operation.lanes[thread.lane()] = data;
+  if (operation.arrived != mask) {
+    wait(Thread::State::kInWarpOperation, where);
+    return;
+  }
+  execute(*this, operation.lanes);
+  operation.arrived = 0;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if ((mask >> lane & 1) && lane != thread.lane()) {
+      threads_[thread.warp() * kWarpSize + lane].state = Thread::State::kReady;
+    }
+  }
+}
+
+void Machine::join_warp(uint32_t mask) {
+  std::vector<unsigned> ranks;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    if (mask >> lane & 1) ranks.push_back(current_->warp() * kWarpSize + lane);
+  }
+  join(ranks);
+}
+
+void Machine::join(const std::vector<unsigned>& ranks) {
+  VectorClock joined(threads_.size(), 0);
+  for (const unsigned rank : ranks) {
+    const VectorClock& clock = threads_[rank].clock;
+    for (size_t i = 0; i < joined.size(); ++i) joined[i] = std::max(joined[i], clock[i]);
+  }
+  for (const unsigned rank : ranks) {
+    threads_[rank].clock = joined;
+    ++threads_[rank].clock[rank];
+  }
+}
+
+void Machine::barrier(unsigned id, unsigned count, bool wait_for_others, std::source_location where) {
+  Thread& thread = *current_;
+  if (id >= kNamedBarriers) fail("barrier " + std::to_string(id) + " does not exist", where);
+  if (count == 0 || count % kWarpSize != 0 || count > threads_.size()) {
+    if (count != threads_.size()) {
+      fail("barrier " + std::to_string(id) + " cannot wait for " + std::to_string(count) + " of " +
+               std::to_string(threads_.size()) + " threads: not whole warps of the block",
+           where);
+    }
+  }
+  Barrier& barrier = barriers_[id];
+  if (barrier.arrived.empty()) {
+    barrier.expected = count;
+    barrier.where = where;
+  } else if (barrier.expected != count) {
+    fail("barrier " + std::to_string(id) + " is asked to wait for " + std::to_string(count) + " threads here and for " +
+             std::to_string(barrier.expected) + " at " + short_location(barrier.where),
+         where);
+  } else if (id == 0 &&
+             (barrier.where.line() != where.line() || std::string(barrier.where.file_name()) != where.file_name())) {
+    std::vector<unsigned> others = barrier.arrived;
+    std::sort(others.begin(), others.end());
+    fail("divergent barrier: __syncthreads here, while threads " + ranges(others) + " are in the one at " +
+             short_location(barrier.where),
+         where);
+  }
+  barrier.arrived.push_back(thread.rank);
+  thread.barrier = id;
+  if (barrier.arrived.size() < barrier.expected) {
+    if (wait_for_others) wait(Thread::State::kAtBarrier, where);
+    return;
+  }
+  join(barrier.arrived);
+  for (const unsigned rank : barrier.arrived) {
+    Thread& other = threads_[rank];
+    if (other.state == Thread::State::kAtBarrier && other.barrier == id) other.state = Thread::State::kReady;
+  }
+  barrier.arrived.clear();
+}
+
+void Machine::fail(const std::string& what, std::source_location where) {
+  std::ostringstream text;
+  text << kernel_name_ << ": block (" << block_index_.x << ", " << block_index_.y << ", " << block_index_.z
+       << "), thread " << current_->rank << ", " << short_location(where) << ": " << what;
+  throw Fault(text.str());
+}
+
+void Machine::fail_block(const std::string& what) {
+  std::ostringstream text;
+  text << kernel_name_ << ": block (" << block_index_.x << ", " << block_index_.y << ", " << block_index_.z
+       << "): " << what;
+  threads_.clear();
+  throw Fault(text.str());
+}
+
+std::string Machine::describe_waiting() const {
+  std::map<std::string, std::vector<unsigned>> groups;
+  for (const Thread& thread : threads_) {
+    std::string where = "have ended";
+    if (thread.state == Thread::State::kAtBarrier) {
+      where = "wait at barrier " + std::to_string(thread.barrier) + " (" + short_location(thread.where) + ")";
+    } else if (thread.state == Thread::State::kInWarpOperation) {
+      where = std::string("wait for their warp in ") + warp_operations_[thread.warp()].name + " (" +
+              short_location(thread.where) + ")";
+    }
+    groups[where].push_back(thread.rank);
+  }
+  std::string text;
+  for (const auto& [where, ranks] : groups)
+    text += (text.empty() ? "threads " : "; threads ") + ranges(ranks) + " " + where;
+  return text;
+}
+
+}  // namespace cudaprefill::emu

@@ -1,0 +1,145 @@
+// The emulated machine: runs a grid block by block, a block as fibers, one a thread, grouped into warps of 32.
+//
+// A thread runs until it waits: for its warp (shuffle, vote, ldmatrix, mma, __syncwarp) or at a barrier of the block.
+// Which warp goes on next is drawn from a seed, so a run is deterministic and another seed is another interleaving. A
+// warp that is drawn runs as far as it can: what lacks a barrier is then soon far out of step.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <random>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "csrc/emu/device_memory.h"
+#include "csrc/emu/fiber.h"
+#include "csrc/emu/shared_memory.h"
+
+namespace cudaprefill::emu {
+
+constexpr unsigned kWarpSize = 32;
+constexpr unsigned kNamedBarriers = 16;
+
+struct Index3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// A copy that cp.async has issued and no wait has finished yet. It reads its source only when it lands.
+struct AsyncCopy {
+  uint32_t destination;
+  const void* source;  // host address; null for a copy of zeros only
+  uint32_t bytes;      // written to shared memory
+  uint32_t valid;      // read from the source; zeros follow
+  std::source_location where;
+};
+
+struct Thread {
+  enum class State { kReady, kInWarpOperation, kAtBarrier, kDone };
+
+  unsigned rank;
+  Index3 index;
+  State state = State::kReady;
+  VectorClock clock;
+  std::source_location where;  // of the operation that it waits for
+  unsigned barrier = 0;
+  std::vector<AsyncCopy> uncommitted_copies;
+  std::vector<std::vector<AsyncCopy>> copy_groups;  // oldest first
+  std::unique_ptr<Fiber> fiber;
+
+  unsigned lane() const { return rank % kWarpSize; }
+  unsigned warp() const { return rank / kWarpSize; }
+};
+
+struct LaunchLimits {
+  unsigned max_grid_x = 2147483647, max_grid_yz = 65535, max_threads = 1024;
+  size_t max_shared_bytes = 99 * 1024;  // what every device from sm_80 on offers a block
+};
+
+// Counted over all launches since the last reset.
+struct Counters {
+  uint64_t launches = 0;
+  uint64_t blocks = 0;
+  uint64_t matrix_loads = 0;           // 8x8 matrices that ldmatrix has read
+  uint64_t matrix_load_conflicts = 0;  // of them, those with two rows in one bank group
+};
+
+class Machine {
+ public:
+  static Machine& instance();
+
+  // Settings of the device; they hold until changed.
+  void set_seed(uint64_t seed) { seed_ = seed; }
+  void set_num_multiprocessors(int n) { num_multiprocessors_ = n; }
+  int num_multiprocessors() const { return num_multiprocessors_; }
+  Counters& counters() { return counters_; }
+
+  // Runs `kernel` to its end on every thread of the grid. Raises Fault.
+  void run(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
+           const std::function<void()>& kernel);
+
+  // --- called by kernels, on a fiber -------------------------------------------------------------------------------
+  Thread& current() { return *current_; }
+  Index3 block_index() const { return block_index_; }
+  Index3 grid_size() const { return grid_; }
+  unsigned num_threads() const { return static_cast<unsigned>(threads_.size()); }
+  SharedMemory& shared_memory() { return shared_memory_; }
+
+  // What the lanes of one warp do together. `data` is this lane's part; the last lane to come runs `execute` with the
+  // parts of all (null for lanes outside the mask). Lanes that come with another name or mask are a fault.
+  using WarpFunction = void (*)(Machine&, const std::array<void*, kWarpSize>& lanes);
+  void warp_operation(const char* name, uint32_t mask, void* data, WarpFunction execute, std::source_location where);
+
+  // Joins the clocks of the lanes: what one did before, the others see after.
+  void join_warp(uint32_t mask);
+
+  // Barrier 0 of all threads is __syncthreads(). `count` is the number of threads that make it complete.
+  void barrier(unsigned id, unsigned count, bool wait, std::source_location where);
+
+  // Raises Fault with the kernel, block, thread and line in front.
+  [[noreturn]] void fail(const std::string& what, std::source_location where);
+
+  Accessor accessor(std::source_location where, bool whole_warp = false) {
+    return {current_->rank, whole_warp, &current_->clock, where};
+  }
+
+ private:
+  struct WarpOperation {
+    const char* name = nullptr;
+    uint32_t mask = 0, arrived = 0;
+    std::source_location where;
+    std::array<void*, kWarpSize> lanes{};
+  };
+  struct Barrier {
+    unsigned expected = 0;
+    std::vector<unsigned> arrived;  // ranks, those that do not wait included
+    std::source_location where;
+  };
+
+  void run_block();
+  void run_warp(unsigned warp);
+  void wait(Thread::State state, std::source_location where);
+  void join(const std::vector<unsigned>& ranks);
+  [[noreturn]] void fail_block(const std::string& what);
+  std::string describe_waiting() const;
+
+  uint64_t seed_ = 0;
+  int num_multiprocessors_ = 4;
+  Counters counters_;
+
+  std::string kernel_name_;
+  Index3 grid_, block_index_;
+  const std::function<void()>* kernel_ = nullptr;
+  SharedMemory shared_memory_;
+  std::vector<Thread> threads_;
+  std::vector<WarpOperation> warp_operations_;
+  std::array<Barrier, kNamedBarriers> barriers_;
+  Thread* current_ = nullptr;
+  std::exception_ptr failure_;
+  std::mt19937_64 random_;
+};
+
+}  // namespace cudaprefill::emu

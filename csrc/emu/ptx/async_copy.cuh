@@ -1,0 +1,50 @@
+// The emulation of csrc/cuda/ptx/async_copy.cuh. A copy lands as late as the waits allow, and it reads its source only
+// then: what the hardware may do at any moment in between, this does at the worst one.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+#include <source_location>
+#include <string>
+
+namespace cudaprefill::ptx {
+
+inline void copy_async_16(uint32_t destination, const void* source, bool valid,
+                          std::source_location where = std::source_location::current()) {
+  auto& machine = emu::Machine::instance();
+  const void* host = nullptr;
+  if (valid) {
+    std::string why;
+    host = emu::DeviceMemory::instance().resolve(source, 16, emu::Access::kRead, why);
+    if (!host) machine.fail("invalid global read of 16 bytes by cp.async: " + why, where);
+  }
+  const std::string wrong = machine.shared_memory().begin_copy(destination, 16, machine.accessor(where));
+  if (!wrong.empty()) machine.fail(wrong, where);
+  machine.current().uncommitted_copies.push_back({destination, host, 16, valid ? 16u : 0u, where});
+}
+
+inline void commit_copies() {
+  emu::Thread& thread = emu::Machine::instance().current();
+  thread.copy_groups.push_back(std::move(thread.uncommitted_copies));
+  thread.uncommitted_copies.clear();
+}
+
+template <int pending>
+void wait_for_copies() {
+  auto& machine = emu::Machine::instance();
+  auto& groups = machine.current().copy_groups;
+  while (groups.size() > pending) {
+    for (const emu::AsyncCopy& copy : groups.front()) {
+      uint8_t data[16] = {};
+      if (copy.source) std::memcpy(data, copy.source, copy.valid);
+      const std::string wrong =
+          machine.shared_memory().finish_copy(copy.destination, copy.bytes, data, machine.accessor(copy.where));
+      if (!wrong.empty()) machine.fail(wrong, copy.where);
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+}  // namespace cudaprefill::ptx

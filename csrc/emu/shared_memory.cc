@@ -1,0 +1,115 @@
+#include "csrc/emu/shared_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+
+#include "csrc/emu/fault.h"
+
+namespace cudaprefill::emu {
+namespace {
+
+constexpr uint32_t kWarpSize = 32;
+constexpr uint8_t kNaNByte = 0xff;  // 0xffff and 0xffffffff are NaN in all three formats
+
+}  // namespace
+
+void SharedMemory::reset(size_t bytes) {
+  bytes_.assign(bytes, kNaNByte);
+  words_.resize((bytes + kWordBytes - 1) / kWordBytes);
+  for (Word& word : words_) {
+    word.written = false;
+    word.copies_in_flight = 0;
+    word.readers.clear();
+  }
+}
+
+std::string SharedMemory::check_bounds(uint32_t address, uint32_t bytes) const {
+  std::ostringstream text;
+  if (address % bytes != 0) {
+    text << "shared address " << address << " is not a multiple of " << bytes;
+  } else if (address < kBase || uint64_t{address} - kBase + bytes > bytes_.size()) {
+    text << "at byte " << static_cast<int64_t>(address) - kBase << " of the " << bytes_.size()
+         << " bytes of shared memory";
+  }
+  return text.str();
+}
+
+bool SharedMemory::happens_before(const Event& event, const Accessor& by) {
+  if (event.thread == by.thread) return true;
+  if (event.whole_warp && event.thread / kWarpSize == by.thread / kWarpSize) return true;
+  return (*by.clock)[event.thread] >= event.time;
+}
+
+std::string SharedMemory::race(const char* kind, uint32_t address, const Event& event) const {
+  std::ostringstream text;
+  text << "race: no barrier lies between this access to byte " << address - kBase << " of shared memory and the "
+       << kind << " by " << (event.whole_warp ? "the warp of thread " : "thread ") << event.thread << " at "
+       << short_location(event.where);
+  return text.str();
+}
+
+std::string SharedMemory::read(uint32_t address, uint32_t bytes, void* out, const Accessor& by) {
+  if (std::string wrong = check_bounds(address, bytes); !wrong.empty()) return wrong;
+  const uint32_t first = (address - kBase) / kWordBytes;
+  const Event event{by.thread, (*by.clock)[by.thread], by.whole_warp, false, by.where};
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
+    Word& word = words_[i];
+    if (word.copies_in_flight) return "reads shared memory that an unfinished cp.async is about to write";
+    if (word.written && !happens_before(word.writer, by)) return race("write", kBase + i * kWordBytes, word.writer);
+    // A read that happens before this one need not be remembered: whoever is after this one is after it as well.
+    std::erase_if(word.readers, [&](const Event& reader) { return happens_before(reader, by); });
+    word.readers.push_back(event);
+  }
+  std::memcpy(out, &bytes_[address - kBase], bytes);
+  return {};
+}
+
+std::string SharedMemory::record_write(uint32_t address, uint32_t bytes, const Accessor& by, bool atomic) {
+  const uint32_t first = (address - kBase) / kWordBytes;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
+    Word& word = words_[i];
+    const uint32_t at = kBase + i * kWordBytes;
+    const bool both_atomic = atomic && word.writer.atomic;
+    if (word.written && !both_atomic && !happens_before(word.writer, by)) return race("write", at, word.writer);
+    for (const Event& reader : word.readers) {
+      if (!happens_before(reader, by)) return race("read", at, reader);
+    }
+    word.readers.clear();
+    word.written = true;
+    word.writer = {by.thread, (*by.clock)[by.thread], by.whole_warp, atomic, by.where};
+  }
+  return {};
+}
+
+std::string SharedMemory::write(uint32_t address, uint32_t bytes, const void* data, const Accessor& by) {
+  if (std::string wrong = check_bounds(address, bytes); !wrong.empty()) return wrong;
+  if (std::string wrong = record_write(address, bytes, by, false); !wrong.empty()) return wrong;
+  std::memcpy(&bytes_[address - kBase], data, bytes);
+  return {};
+}
+
+std::string SharedMemory::atomic(uint32_t address, const Accessor& by, uint32_t** word) {
+  if (std::string wrong = check_bounds(address, kWordBytes); !wrong.empty()) return wrong;
+  if (std::string wrong = record_write(address, kWordBytes, by, true); !wrong.empty()) return wrong;
+  *word = reinterpret_cast<uint32_t*>(&bytes_[address - kBase]);
+  return {};
+}
+
+std::string SharedMemory::begin_copy(uint32_t address, uint32_t bytes, const Accessor& by) {
+  if (std::string wrong = check_bounds(address, bytes); !wrong.empty()) return wrong;
+  if (std::string wrong = record_write(address, bytes, by, false); !wrong.empty()) return wrong;
+  const uint32_t first = (address - kBase) / kWordBytes;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) ++words_[i].copies_in_flight;
+  return {};
+}
+
+std::string SharedMemory::finish_copy(uint32_t address, uint32_t bytes, const void* data, const Accessor& by) {
+  const uint32_t first = (address - kBase) / kWordBytes;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) --words_[i].copies_in_flight;
+  if (std::string wrong = record_write(address, bytes, by, false); !wrong.empty()) return wrong;
+  std::memcpy(&bytes_[address - kBase], data, bytes);
+  return {};
+}
+
+}  // namespace cudaprefill::emu
