@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -40,6 +41,17 @@ void parallel_for(int64_t count, int64_t grain, const Body& body) {
     }
   });
   if (error) std::rethrow_exception(error);
+}
+
+// Calls body(i) for each of `count` items, each of which is worth a thread of its own. A thread takes the next item
+// when it is done with one, so that a core that is busy with something else slows the others down little.
+template <class Body>
+void parallel_items(int64_t count, const Body& body) {
+  const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
+  std::atomic<int64_t> next{0};
+  parallel_for(threads, 1, [&](int64_t, int64_t) {
+    for (int64_t i = next++; i < count; i = next++) body(i);
+  });
 }
 
 }  // namespace cudaprefill::cpu

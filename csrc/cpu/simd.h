@@ -7,6 +7,8 @@
 //   fma(a, b, c)              a * b + c (rounded twice at the plain level on x86)
 //   max(a, b), min(a, b)      b where either is NaN
 //   sum(v), largest(v)        over the lanes
+//   store_sums(p, a, b, c, d) the four sums to p[0] .. p[3]
+//   transpose(rows)           kWidth vectors as a square matrix
 //   exp(v), silu(v)
 //   prefetch(p)               into the nearest cache
 #pragma once

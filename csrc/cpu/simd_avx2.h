@@ -39,6 +39,33 @@ CUDAPREFILL_INLINE float largest(Vec v) {
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
+CUDAPREFILL_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
+  const __m256 each = _mm256_hadd_ps(_mm256_hadd_ps(a.lanes, b.lanes), _mm256_hadd_ps(c.lanes, d.lanes));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(each), _mm256_extractf128_ps(each, 1)));
+}
+
+// Pairs, then fours of 32-bit lanes are interleaved, then 128-bit lanes move to their places.
+CUDAPREFILL_INLINE void transpose(Vec (&rows)[Vec::kWidth]) {
+  __m256 pairs[8], fours[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i].lanes, rows[i + 1].lanes);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i].lanes, rows[i + 1].lanes);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    rows[i].lanes = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    rows[i + 4].lanes = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
 // v * 2^n for whole n, in two steps so that each factor is a normal number
 CUDAPREFILL_INLINE Vec scale_by_power_of_two(Vec v, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n.lanes);

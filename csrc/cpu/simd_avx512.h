@@ -28,6 +28,48 @@ CUDAPREFILL_INLINE Vec round(Vec v) {
 CUDAPREFILL_INLINE float sum(Vec v) { return _mm512_reduce_add_ps(v.lanes); }
 CUDAPREFILL_INLINE float largest(Vec v) { return _mm512_reduce_max_ps(v.lanes); }
 
+CUDAPREFILL_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
+  // Halves, then quarters are added until each 128-bit lane holds four partial sums of one vector.
+  const __m512 ab =
+      _mm512_add_ps(_mm512_shuffle_f32x4(a.lanes, b.lanes, 0x44), _mm512_shuffle_f32x4(a.lanes, b.lanes, 0xee));
+  const __m512 cd =
+      _mm512_add_ps(_mm512_shuffle_f32x4(c.lanes, d.lanes, 0x44), _mm512_shuffle_f32x4(c.lanes, d.lanes, 0xee));
+  __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+  all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+  const __m512i first_of_each = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(first_of_each, all)));
+}
+
+// Pairs, then fours of 32-bit lanes are interleaved, then 128-bit lanes move to their places in two steps.
+CUDAPREFILL_INLINE void transpose(Vec (&rows)[Vec::kWidth]) {
+  __m512 pairs[16], fours[16], eights[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    pairs[i] = _mm512_unpacklo_ps(rows[i].lanes, rows[i + 1].lanes);
+    pairs[i + 1] = _mm512_unpackhi_ps(rows[i].lanes, rows[i + 1].lanes);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    fours[i] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm512_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    fours[i + 2] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm512_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    eights[i] = _mm512_shuffle_f32x4(fours[i], fours[i + 4], 0x88);
+    eights[i + 4] = _mm512_shuffle_f32x4(fours[i], fours[i + 4], 0xdd);
+    eights[i + 8] = _mm512_shuffle_f32x4(fours[i + 8], fours[i + 12], 0x88);
+    eights[i + 12] = _mm512_shuffle_f32x4(fours[i + 8], fours[i + 12], 0xdd);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    rows[i].lanes = _mm512_shuffle_f32x4(eights[i], eights[i + 8], 0x88);
+    rows[i + 8].lanes = _mm512_shuffle_f32x4(eights[i], eights[i + 8], 0xdd);
+  }
+}
+
 // v * 2^n for whole n
 CUDAPREFILL_INLINE Vec scale_by_power_of_two(Vec v, Vec n) { return {_mm512_scalef_ps(v.lanes, n.lanes)}; }
 

@@ -41,6 +41,23 @@ CUDAPREFILL_INLINE float largest(Vec v) {
   return most;
 }
 
+CUDAPREFILL_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
+  to[0] = sum(a);
+  to[1] = sum(b);
+  to[2] = sum(c);
+  to[3] = sum(d);
+}
+
+CUDAPREFILL_INLINE void transpose(Vec (&rows)[Vec::kWidth]) {
+  for (int i = 0; i < Vec::kWidth; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float kept = rows[i].lanes[j];
+      rows[i].lanes[j] = rows[j].lanes[i];
+      rows[j].lanes[i] = kept;
+    }
+  }
+}
+
 // v * 2^n for whole n, in two steps so that each factor is a normal number
 CUDAPREFILL_INLINE Vec scale_by_power_of_two(Vec v, Vec n) {
   const FourInts whole = __builtin_convertvector(n.lanes, FourInts);
