@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
+
+    from cudaprefill.engine.schedule import BatchArrays
 
 
 @dataclass(frozen=True)
@@ -33,3 +38,22 @@ class Batch:
     @property
     def num_chunks(self) -> int:
         return self.context_lens.shape[0] - self.num_decodes
+
+    @classmethod
+    def from_arrays(cls, arrays: BatchArrays, device: torch.device) -> Batch:
+        """On a CPU the tensors share the arrays' memory, which the next step overwrites."""
+
+        def tensor(array: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(array).to(device, non_blocking=True)
+
+        return cls(
+            token_ids=tensor(arrays.token_ids),
+            position_ids=tensor(arrays.position_ids),
+            slot_mapping=tensor(arrays.slot_mapping),
+            cu_seqlens_q=tensor(arrays.cu_seqlens_q),
+            context_lens=tensor(arrays.context_lens),
+            block_table=tensor(arrays.block_table),
+            logits_rows=tensor(arrays.logits_rows),
+            block_copies=tensor(arrays.block_copies),
+            num_decodes=arrays.num_decodes,
+        )

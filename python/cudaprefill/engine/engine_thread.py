@@ -46,7 +46,7 @@ class EngineThread:
             try:
                 engine.submit(request)
             except Exception as error:
-                mailbox([OutputDelta.failed(request.request_id, error)])
+                _delivered(mailbox, [OutputDelta.failed(request.request_id, error)])
             else:
                 self._mailboxes[request.request_id] = mailbox
 
@@ -116,20 +116,36 @@ class EngineThread:
             if delta.request_finished:
                 del self._mailboxes[delta.request_id]
         for mailbox, own in by_mailbox.items():
-            mailbox(own)
+            if not _delivered(mailbox, own):
+                self._forget({delta.request_id for delta in own})
+
+    def _forget(self, request_ids: set[str]) -> None:
+        """Ends requests whose client can no longer be reached."""
+        for request_id in request_ids & self._mailboxes.keys():
+            self._engine.abort(request_id)
+            del self._mailboxes[request_id]
 
     def _end(self) -> None:
         with self._lock:
             self._closing = True
         reason = EngineDeadError(f"the engine has stopped: {self.error!r}" if self.error else "the engine was closed")
         for request_id, mailbox in self._mailboxes.items():
-            mailbox([OutputDelta.failed(request_id, reason)])
+            _delivered(mailbox, [OutputDelta.failed(request_id, reason)])
         self._mailboxes.clear()
         # Commands that came in before _closing was set still get an answer.
         while not self._commands.empty():
             command = self._commands.get()
             with contextlib.suppress(EngineDeadError, _Stop):
                 command(_DeadEngine(reason))  # type: ignore[arg-type]
+
+
+def _delivered(mailbox: Mailbox, deltas: list[OutputDelta]) -> bool:
+    """A client's mailbox may be gone, with its event loop say; that must not reach the engine."""
+    try:
+        mailbox(deltas)
+    except Exception:
+        return False
+    return True
 
 
 class _Stop(Exception):  # noqa: N818  (a signal, not an error)

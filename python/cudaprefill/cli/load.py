@@ -1,0 +1,20 @@
+"""Loads the engine for a command, and tells the person about it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from cudaprefill.cli.engine_flags import engine_config
+from cudaprefill.cli.progress import Progress
+from cudaprefill.llm import LLM
+
+
+def load_llm(flags: argparse.Namespace) -> LLM:
+    """Progress and the start-up line go to standard error."""
+    config = asdict(engine_config(flags))
+    with Progress("loading the model") as progress:
+        llm = LLM(config.pop("model"), load_progress=progress, **config)
+    print(f"cudaprefill: {llm.info}", file=sys.stderr, flush=True)
+    return llm

@@ -1,0 +1,1 @@
+"""From a request to its tokens; docs/architecture.md walks through the files."""

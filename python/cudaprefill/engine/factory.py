@@ -1,0 +1,186 @@
+"""From settings to a running engine: loads the model, sizes the KV cache, joins the parts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cudaprefill import ops
+from cudaprefill.config import EngineConfig, format_bytes
+from cudaprefill.engine.batch import Batch
+from cudaprefill.engine.engine import Engine
+from cudaprefill.engine.input_processor import InputProcessor
+from cudaprefill.engine.kv_cache import KVCache
+from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
+from cudaprefill.engine.model_runner import ModelRunner
+from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
+from cudaprefill.models import Decoder, default_model_path, load_model, read_model_config
+from cudaprefill.models.weights import expected_tensors
+from cudaprefill.text.tokenizer import Tokenizer
+
+# The largest step decides how long a running stream may stall, and a CPU computes a few hundred tokens in the time a
+# GPU takes for thousands.
+TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+MAX_NUM_SEQS = 256
+
+Progress = Callable[[float, float], None]
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine came out as; the start-up line and `cudaprefill info`."""
+
+    model: str  # file or folder
+    family: str
+    num_parameters: int
+    dtype: str
+    device: str
+    kernels: str  # the instruction set of the CPU kernels, or "cuda"
+    threads: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    block_bytes: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enable_prefix_caching: bool
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of max_model_len tokens that fit at once."""
+        return self.num_slots / self.max_model_len
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model} · {self.num_parameters / 1e6:,.0f}M {self.dtype} · {self.device}/{self.kernels}"
+            f" · {self.num_blocks:,} blocks of {self.block_size} = {self.num_slots:,} tokens"
+            f" ({format_bytes(self.num_blocks * self.block_bytes)}),"
+            f" {self.concurrency:.1f} requests of {self.max_model_len:,} at once"
+            f" · budget {self.max_num_batched_tokens:,}"
+        )
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """An engine and what its clients need beside it."""
+
+    engine: Engine
+    input_processor: InputProcessor
+    tokenizer: Tokenizer
+    info: EngineInfo
+
+
+def build_engine(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
+    """`progress` gets bytes of weights loaded and in all.
+
+    Raises ValueError or OSError saying which setting, file or tensor is wrong.
+    """
+    path = Path(config.model) if config.model is not None else default_model_path()
+    model_config = read_model_config(path)
+    max_model_len = config.max_model_len or model_config.max_model_len
+    if max_model_len > model_config.max_model_len:
+        raise ValueError(f"max_model_len is {max_model_len}, but the model was made for {model_config.max_model_len}")
+    device = resolve_device(config.device)
+    budget = config.max_num_batched_tokens or TOKEN_BUDGET[device.type]
+    max_num_seqs = config.max_num_seqs or min(MAX_NUM_SEQS, budget)
+    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    tokenizer = Tokenizer.load(path)
+    model = load_model(path, config.dtype, device, progress)
+
+    kv_dtype = model.activation_dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    shape = (model_config.num_kv_heads, config.block_size, model_config.head_size)
+    block_bytes = KVCache.block_bytes(model_config.num_layers, *shape, kv_dtype)
+    if device.type == "cpu":
+        num_blocks = blocks_for_cpu(block_bytes, config.kv_cache_memory)
+    else:
+        largest_step = _LargestStep(model, budget, max_model_len, config.block_size, kv_dtype)
+        num_blocks = blocks_for_gpu(block_bytes, config.gpu_memory_utilization, device, largest_step.run)
+    kv_cache = KVCache(model_config.num_layers, num_blocks, *shape, kv_dtype, device)
+
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_num_queued_reqs=config.max_num_queued_reqs,
+        )
+    )
+    eos_token_ids = tuple(model_config.eos_token_ids) or (
+        () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    )
+    return EngineParts(
+        engine=Engine(scheduler, ModelRunner(model, kv_cache), tokenizer, device),
+        input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, max_model_len),
+        tokenizer=tokenizer,
+        info=EngineInfo(
+            model=path.name,
+            family=model_config.family,
+            num_parameters=sum(math.prod(shape) for shape in expected_tensors(model_config).values()),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(device),
+            kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
+            threads=torch.get_num_threads(),
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            block_bytes=block_bytes,
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            enable_prefix_caching=config.enable_prefix_caching,
+        ),
+    )
+
+
+def resolve_device(name: str) -> torch.device:
+    """Raises ValueError when a GPU is asked for and cannot be used."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device is {name}, but torch {torch.__version__} sees no CUDA device")
+    return torch.device("cuda" if name == "auto" else name)
+
+
+class _LargestStep:
+    """One prompt that takes the whole token budget: what needs the most memory beside weights and KV."""
+
+    def __init__(self, model: Decoder, budget: int, max_model_len: int, block_size: int, kv_dtype: torch.dtype) -> None:
+        self._model = model
+        self._tokens = min(budget, max_model_len)
+        self._block_size = block_size
+        self._kv_dtype = kv_dtype
+
+    def run(self) -> None:
+        model, tokens, device = self._model, self._tokens, self._model.device
+        config, num_blocks = model.config, -(-tokens // self._block_size)
+        # One layer's memory stands in for all: the step must not need what it is to measure.
+        kv_cache = KVCache(
+            1, num_blocks, config.num_kv_heads, self._block_size, config.head_size, self._kv_dtype, device
+        )
+        kv_cache.layers *= config.num_layers
+        positions = torch.arange(tokens, device=device)
+        batch = Batch(
+            token_ids=torch.zeros_like(positions),
+            position_ids=positions,
+            slot_mapping=positions,
+            cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+            context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
+            block_table=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
+            logits_rows=positions[-1:],
+            block_copies=torch.empty((0, 2), dtype=torch.int64, device=device),
+            num_decodes=0,
+        )
+        ModelRunner(model, kv_cache).run(batch)

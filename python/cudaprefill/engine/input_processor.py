@@ -1,0 +1,112 @@
+"""From what a caller says to a Request, in the caller's own thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cudaprefill.engine.request import Request
+from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.text.chat_template import Message
+from cudaprefill.text.tokenizer import Tokenizer
+
+# Text, token ids, or vLLM's dicts: {"prompt": text} or {"prompt_token_ids": ids}, either with a "cache_salt".
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class InputProcessor:
+    """Tokenizes and checks; raises ValueError naming what is wrong, before the engine hears of the request."""
+
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_model_len: int
+
+    def process_prompt(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> tuple[Request, str | None]:
+        """The request, and the prompt's text where it was given as text."""
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        text, token_ids, cache_salt = self._parse(prompt)
+        request = self._request(request_id, token_ids, params, priority, arrival_time, cache_salt)
+        return request, text
+
+    def process_chat(
+        self,
+        request_id: str,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """`messages` through the model's chat template, with the opening of the answer behind them."""
+        arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        token_ids = self.tokenizer.encode_chat(messages)
+        return self._request(request_id, token_ids, params, priority, arrival_time, cache_salt)
+
+    def _parse(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
+        cache_salt = None
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
+            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+                raise ValueError(
+                    f"a prompt dict has prompt or prompt_token_ids, and may have cache_salt; got {sorted(prompt)}"
+                )
+            cache_salt = prompt.get("cache_salt")
+            prompt = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt), cache_salt
+        return None, self._check_token_ids(prompt), cache_salt
+
+    def _check_token_ids(self, token_ids: object) -> list[int]:
+        if not isinstance(token_ids, Sequence):
+            raise ValueError(f"a prompt must be text or a list of token ids, got {type(token_ids).__name__}")
+        for position, token_id in enumerate(token_ids):
+            if isinstance(token_id, bool) or not isinstance(token_id, numbers.Integral):
+                raise ValueError(f"prompt token {position} must be an integer, got {token_id!r:.50}")
+            if not 0 <= int(token_id) < self.vocab_size:
+                raise ValueError(
+                    f"prompt token {position} is {token_id}, but the vocabulary has {self.vocab_size} tokens"
+                )
+        return [int(token_id) for token_id in token_ids]
+
+    def _request(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        arrival_time: float,
+        cache_salt: str | None,
+    ) -> Request:
+        params.validate_for(self.vocab_size)
+        if not token_ids:
+            raise ValueError("the prompt has no tokens")
+        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+            raise ValueError(f"cache_salt must be a string that is not empty, got {cache_salt!r:.50}")
+        members = [
+            Request(
+                request_id=request_id if index == 0 else f"{request_id}#{index}",
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                eos_token_ids=self.eos_token_ids,
+                arrival_time=arrival_time,
+                priority=priority,
+                extra_keys=(("cache_salt", cache_salt.encode()),) if cache_salt else (),
+            )
+            for index in range(params.n)
+        ]
+        members[0].siblings.extend(members[1:])
+        return members[0]

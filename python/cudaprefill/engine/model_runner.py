@@ -1,0 +1,39 @@
+"""Arrays in, logits out: the forward pass of one step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cudaprefill import ops
+from cudaprefill.engine.batch import Batch
+from cudaprefill.engine.kv_cache import KVCache
+
+
+class Model(Protocol):
+    """What a step needs of a model."""
+
+    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+        """Hidden states [T, H]; writes the K and V of all T tokens."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of each row of hidden [R, H]: [R, V] float32."""
+
+
+class ModelRunner:
+    """Runs a model over the paged KV cache."""
+
+    def __init__(self, model: Model, kv_cache: KVCache) -> None:
+        self.model = model
+        self.kv_cache = kv_cache
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Tensor:
+        """Logits [R, V] float32 of the batch's `logits_rows`. Copy-on-write copies are made first."""
+        if batch.block_copies.shape[0]:
+            for k_cache, v_cache in self.kv_cache.layers:
+                ops.copy_blocks(k_cache, v_cache, batch.block_copies)
+        hidden = self.model.forward(batch, self.kv_cache)
+        return self.model.logits(hidden.index_select(0, batch.logits_rows))

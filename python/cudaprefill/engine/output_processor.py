@@ -1,0 +1,116 @@
+"""From sampled tokens to what a client gets: text, stop strings, log-probabilities, times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cudaprefill.engine.output_delta import OutputDelta
+from cudaprefill.engine.request import FinishReason, Request
+from cudaprefill.engine.sampling_state import SamplingState
+from cudaprefill.outputs import RequestMetrics, TokenLogprobs
+from cudaprefill.text.text_stream import TextStream
+from cudaprefill.text.tokenizer import Tokenizer
+
+
+class Output:
+    """One of the n outputs of a request while it is made."""
+
+    __slots__ = ("index", "metrics", "request", "request_id", "sampling_state", "text_stream", "token_ids")
+
+    def __init__(
+        self, request_id: str, index: int, request: Request, sampling_state: SamplingState, text_stream: TextStream
+    ):
+        self.request_id = request_id  # of the request as submitted
+        self.index = index
+        self.request = request  # this output's own
+        self.sampling_state = sampling_state
+        self.text_stream = text_stream
+        self.token_ids = sampling_state.output_token_ids
+        self.metrics = RequestMetrics(request.arrival_time)
+
+
+class OutputProcessor:
+    """Keeps the outputs of all requests that the engine has, by the id of each output's own request."""
+
+    def __init__(self, tokenizer: Tokenizer, finish: Callable[[Request, FinishReason, str | None], None]) -> None:
+        """`finish` ends a request early: the scheduler's."""
+        self._tokenizer = tokenizer
+        self._finish = finish
+        self._outputs: dict[str, Output] = {}
+        self._unfinished: dict[str, list[Output]] = {}  # by the id of the request as submitted
+
+    def add(self, request: Request) -> None:
+        params, request_id = request.sampling_params, request.request_id
+        lead = SamplingState(params, request.prompt_token_ids, [], request.eos_token_ids)
+        self._unfinished[request_id] = []
+        for index, member in enumerate((request, *request.siblings)):
+            state = lead.fork(index, []) if index else lead
+            output = Output(request_id, index, member, state, TextStream(self._tokenizer, params))
+            self._outputs[member.request_id] = output
+            self._unfinished[request_id].append(output)
+
+    def sampling_states(self, requests: Sequence[Request]) -> list[SamplingState]:
+        return [self._outputs[request.request_id].sampling_state for request in requests]
+
+    def record_scheduled(self, request: Request, time: float) -> None:
+        """A chunk of the request's prefill starts at `time`. The first one is the start of its siblings as well."""
+        output = self._outputs[request.request_id]
+        if output.metrics.first_scheduled_time is None:
+            for member in self._unfinished[output.request_id]:
+                member.metrics.first_scheduled_time = time
+                member.metrics.num_cached_tokens = request.num_hit_tokens
+
+    def process_token(
+        self, request: Request, token_id: int, logprobs: TokenLogprobs | None, time: float
+    ) -> OutputDelta:
+        """A token that the scheduler has committed, and has finished the request with where it was the last one."""
+        output = self._outputs[request.request_id]
+        stream, metrics = output.text_stream, output.metrics
+        first = not output.token_ids
+        output.token_ids.append(token_id)
+        metrics.record_token(time)
+        ends_by_token = request.finish_reason == "stop"
+        text = ""
+        if not ends_by_token or request.sampling_params.include_stop_str_in_output:
+            text = stream.push(token_id)
+        if stream.stop_string is not None and not request.finished:
+            self._finish(request, "stop", stream.stop_string)
+        delta = OutputDelta(output.request_id, output.index, [token_id], text, None if logprobs is None else [logprobs])
+        if first:
+            delta.metrics = metrics
+        if request.finished:
+            delta.text += stream.finish()
+            self._end(output, delta, time)
+            if stream.stop_string is not None and not ends_by_token:
+                delta.finish_reason, delta.stop_reason = "stop", stream.stop_string
+        return delta
+
+    def fail(self, request: Request, error: Exception, time: float) -> OutputDelta:
+        """Ends one output for a fault of its own."""
+        output = self._outputs[request.request_id]
+        self._finish(request, "abort", None)
+        delta = OutputDelta(output.request_id, output.index, error=error)
+        self._end(output, delta, time)
+        delta.finish_reason = "error"
+        return delta
+
+    def abort(self, request_id: str, time: float) -> list[OutputDelta]:
+        """Ends what is left of a request; text that was held comes with the last deltas."""
+        deltas = []
+        for output in list(self._unfinished.get(request_id, ())):
+            self._finish(output.request, "abort", None)
+            delta = OutputDelta(request_id, output.index, text=output.text_stream.finish())
+            self._end(output, delta, time)
+            deltas.append(delta)
+        return deltas
+
+    def _end(self, output: Output, delta: OutputDelta, time: float) -> None:
+        output.metrics.finished_time = time
+        delta.metrics = output.metrics
+        delta.finish_reason, delta.stop_reason = output.request.finish_reason, output.request.stop_reason
+        del self._outputs[output.request.request_id]
+        unfinished = self._unfinished[output.request_id]
+        unfinished.remove(output)
+        if not unfinished:
+            del self._unfinished[output.request_id]
+            delta.request_finished = True

@@ -1,0 +1,149 @@
+"""The engine for a Python program that waits for its answers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+from cudaprefill.config import EngineConfig
+from cudaprefill.engine.engine_thread import EngineThread
+from cudaprefill.engine.factory import EngineInfo, build_engine
+from cudaprefill.engine.input_processor import Prompt
+from cudaprefill.engine.request import Request
+from cudaprefill.engine.request_stream import RequestStream
+from cudaprefill.outputs import RequestOutput
+from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.text.chat_template import Message
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Progress = Callable[[float, float], None]
+
+
+class LLM:
+    """A model, loaded and ready. Close it, or use it in a `with`; may be used from several threads.
+
+    with LLM() as llm:
+        for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+            print(output.outputs[0].text)
+    """
+
+    def __init__(self, model: str | None = None, *, load_progress: Progress | None = None, **settings: Any) -> None:
+        """`model`: a Hugging Face folder or a GGUF file; None takes the packaged one. `settings`: see EngineConfig.
+
+        `load_progress` gets bytes of weights loaded and in all.
+        Raises ValueError or OSError saying which setting, file or tensor is wrong.
+        """
+        parts = build_engine(EngineConfig(model=model, **settings), load_progress)
+        self.info: EngineInfo = parts.info
+        self.tokenizer = parts.tokenizer
+        self._input_processor = parts.input_processor
+        self._engine = EngineThread(parts.engine)
+        self._ids = itertools.count()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, progress: Progress | None = None
+    ) -> list[RequestOutput]:
+        """Continues each prompt: text, token ids, or a dict with `prompt` or `prompt_token_ids` and maybe `cache_salt`.
+
+        One SamplingParams for all or one each. `progress` gets requests done and in all.
+        Raises ValueError naming the prompt that is wrong, before any is run.
+        """
+        listed = cast("Sequence[Prompt]", prompts) if _is_list_of_prompts(prompts) else [cast("Prompt", prompts)]
+        requests = []
+        for number, (prompt, params) in enumerate(_paired(listed, sampling_params, "prompts")):
+            with _naming(f"prompt {number}"):
+                requests.append(self._input_processor.process_prompt(self._new_id(), prompt, params))
+        return self._run(requests, progress)
+
+    def chat(
+        self,
+        conversations: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        *,
+        progress: Progress | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or each of several, through the model's chat template. Otherwise as `generate`."""
+        one = bool(conversations) and isinstance(conversations[0], Mapping)
+        listed = cast("Sequence[Sequence[Message]]", [conversations] if one else conversations)
+        requests: list[tuple[Request, str | None]] = []
+        for number, (messages, params) in enumerate(_paired(listed, sampling_params, "conversations")):
+            with _naming(f"conversation {number}"):
+                requests.append((self._input_processor.process_chat(self._new_id(), messages, params), None))
+        return self._run(requests, progress)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
+        """Continues one prompt; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
+        params = sampling_params or SamplingParams()
+        return self._submit(*self._input_processor.process_prompt(self._new_id(), prompt, params))
+
+    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> RequestStream:
+        """Answers one conversation; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
+        params = sampling_params or SamplingParams()
+        return self._submit(self._input_processor.process_chat(self._new_id(), messages, params), None)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes."""
+        self._engine.call(lambda engine: engine.scheduler.reset_prefix_cache()).result()
+
+    def close(self) -> None:
+        """Ends all requests and the engine's thread. Harmless when repeated."""
+        self._engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _new_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
+    def _submit(self, request: Request, text: str | None) -> RequestStream:
+        stream = RequestStream(request, text, lambda: self._engine.abort(request.request_id))
+        self._engine.submit(request, stream.deliver)
+        return stream
+
+    def _run(self, requests: list[tuple[Request, str | None]], progress: Progress | None) -> list[RequestOutput]:
+        streams: list[RequestStream] = []
+        try:
+            for request, text in requests:
+                streams.append(self._submit(request, text))
+            outputs = []
+            for stream in streams:
+                outputs.append(stream.wait())
+                if progress is not None:
+                    progress(len(outputs), len(streams))
+            return outputs
+        finally:
+            for stream in streams:
+                stream.abort()
+
+
+def _is_list_of_prompts(prompts: Any) -> bool:
+    """Whether it is several prompts and not one given as text, dict or token ids."""
+    if isinstance(prompts, (str, Mapping)):
+        return False
+    return not prompts or not isinstance(prompts[0], int)
+
+
+def _paired(items: Sequence[Any], params: Params, what: str) -> Iterator[tuple[Any, SamplingParams]]:
+    if not items:
+        raise ValueError(f"{what} is empty")
+    if params is None or isinstance(params, SamplingParams):
+        return zip(items, itertools.repeat(params or SamplingParams()))
+    if len(params) != len(items):
+        raise ValueError(f"got {len(params)} sampling_params for {len(items)} {what}")
+    return zip(items, params, strict=True)
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
