@@ -1,0 +1,65 @@
+"""What one step computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cudaprefill.engine.request import Request
+    from cudaprefill.engine.request_queue import RequestRows
+
+
+class Chunk(NamedTuple):
+    """Tokens start .. start + length of one request, prompt or (after a preemption) output."""
+
+    request: Request
+    start: int
+    length: int
+    hit_tokens: int  # before `start`, found in the prefix index; only in the first chunk after an admission
+    is_last: bool  # the prefill ends with it, so its last token's logits are sampled
+
+
+class BatchArrays(NamedTuple):
+    """The fields of `Batch` as numpy views of memory that the next `Scheduler.build` overwrites."""
+
+    token_ids: NDArray[np.int64]  # [T]
+    position_ids: NDArray[np.int64]  # [T]
+    slot_mapping: NDArray[np.int64]  # [T]
+    cu_seqlens_q: NDArray[np.int32]  # [B + 1]
+    context_lens: NDArray[np.int32]  # [B]
+    block_table: NDArray[np.int32]  # [B, M]
+    logits_rows: NDArray[np.int64]  # [R]
+    block_copies: NDArray[np.int64]  # [C, 2]
+    num_decodes: int
+
+
+@dataclass(eq=False)
+class Schedule:
+    """Decodes first, then chunks; what `commit` fills in is empty until then."""
+
+    number: int  # counts from 1
+    token_budget: int
+    decodes: RequestRows
+    chunks: list[Chunk]
+    chunk_rows: NDArray[np.int32]  # of the request table
+    preempted: list[Request]  # lost their blocks so that others could go on
+    sampled: Sequence[Request]  # who gets the sampled tokens; a request and its siblings share one row of logits
+    sample_rows: NDArray[np.int64]  # [len(sampled)]: the row of the logits each token is drawn from
+    num_waiting: int
+    waiting_for: str  # what the head of the waiting queue lacks: "seats: ...", "blocks: ...", "budget", or ""
+
+    finished: list[Request] = field(default_factory=list)
+    num_blocks_taken: int = 0
+    num_blocks_freed: int = 0
+    num_blocks_evicted: int = 0
+    block_changes: NDArray[np.int32] | None = None  # [C, 2]: BlockChangeKind and block, if recorded
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decodes.requests) + sum(chunk.length for chunk in self.chunks)

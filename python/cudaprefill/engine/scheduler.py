@@ -1,0 +1,466 @@
+"""Who computes what in the next step. The whole policy is here; docs/scheduling.md explains it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cudaprefill import _core
+from cudaprefill.engine.request import FinishReason, Request, RequestState
+from cudaprefill.engine.request_queue import RequestQueue, RequestRows
+from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
+from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+# A prompt that has to share the budget gets at least so many tokens, so that chunks do not shrink to crumbs.
+MIN_CHUNK = 64
+
+
+class QueueFullError(RuntimeError):
+    """The waiting queue has max_num_queued_reqs requests: try again later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Sizes of the pool and of a step. Raises ValueError naming the setting, its value and what is allowed."""
+
+    num_blocks: int  # of the KV cache
+    max_model_len: int  # prompt plus output of one request
+    max_num_batched_tokens: int  # the token budget of one step
+    max_num_seqs: int  # requests that run at once
+    block_size: int = 16
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt while others want some; 0: half of what is left
+    enable_prefix_caching: bool = True
+    max_num_queued_reqs: int | None = None  # requests that may wait for a seat; None: no limit
+
+    def __post_init__(self) -> None:
+        least = {
+            "num_blocks": 1,
+            "max_model_len": 2,
+            "max_num_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "block_size": 1,
+            "long_prefill_token_threshold": 0,
+            "max_num_queued_reqs": 0,
+        }
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request computes a token in every step"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit into the pool."""
+        return self.num_blocks * self.block_size
+
+
+class Scheduler:
+    """Owns the block pool and the request table. Not thread-safe: the engine's thread calls it.
+
+    A step is `schedule`, `build`, the model, `commit`; requests come and go between and during steps.
+
+    on_event: is told what happens to requests; nothing is built for it when it is None.
+    clock: seconds, for the events only: no decision depends on time.
+    hash_key, constant_hash: fix the hashes of the prefix index, for tests.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        on_event: Callable[[RequestEvent], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        hash_key: tuple[int, int] | None = None,
+        constant_hash: bool = False,
+    ) -> None:
+        self.config = config
+        self.pool = _core.BlockPool(
+            config.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            hash_key=hash_key,
+            constant_hash=constant_hash,
+        )
+        self.table = _core.RequestTable(self.pool)
+        self._builder = _core.BatchBuilder(
+            self.table, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
+        )
+        self._on_event = on_event
+        self._clock = clock
+        self._requests: dict[str, Request] = {}
+        self._waiting = RequestQueue()
+        self._prefilling = RequestQueue()
+        self._decoding = RequestQueue()
+        self._queues = {
+            RequestState.WAITING: self._waiting,
+            RequestState.PREFILLING: self._prefilling,
+            RequestState.DECODING: self._decoding,
+        }
+        self._arrivals = itertools.count()
+        self._step = 0
+        self._in_flight: Schedule | None = None
+        self._block_totals = (0, 0, 0)
+        self._recording_blocks = False
+
+    # --- Requests come and go ---
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._decoding)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queues a request together with its siblings.
+
+        Raises ValueError, with both numbers, for what can never run, and QueueFullError when too many wait.
+        """
+        self._refuse_impossible(request)
+        limit = self.config.max_num_queued_reqs
+        if limit is not None and len(self._waiting) >= limit + self.config.max_num_seqs - self._seats_taken():
+            raise QueueFullError(f"{len(self._waiting)} requests are waiting, max_num_queued_reqs is {limit}")
+        for member in (request, *request.siblings):
+            member.order = (request.priority, request.arrival_time, next(self._arrivals))
+            self._requests[member.request_id] = member
+            self._tell(RequestEventKind.ARRIVED, member, time=request.arrival_time)
+            self._tell(RequestEventKind.QUEUED, member)
+        params = request.sampling_params
+        num_prompt_tokens = len(request.prompt_token_ids)
+        # A request that is alone in the pool can compute num_slots tokens; the one sampled last is never computed.
+        max_length = min(self.config.max_model_len, self.config.num_slots + 1)
+        if params.max_tokens is not None:
+            max_length = min(max_length, num_prompt_tokens + params.max_tokens)
+        row = self.table.add(
+            request.prompt_token_ids,
+            max_length=max_length,
+            min_length=min(num_prompt_tokens + params.min_tokens, max_length + 1),
+            eos_token_ids=() if params.ignore_eos else request.eos_token_ids,
+            stop_token_ids=params.stop_token_ids or (),
+            extra_keys=request.extra_keys,
+        )
+        request.take_row(self.table, row)
+        self._waiting.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request at any moment, with the siblings that still depend on it; unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.finish(request, "abort")
+
+    def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """Ends a request at any moment; does nothing if it has ended. Its tokens of the step in flight are dropped."""
+        if self._requests.get(request.request_id) is not request:
+            return
+        for sibling in request.unforked_siblings:
+            self.finish(sibling, reason, stop_reason)
+        queue = self._queues[request.state]
+        if request in queue:  # an unforked sibling is in none
+            queue.remove(request)
+        request.leave_row()
+        request.state = RequestState.FINISHED
+        request.finish_reason = reason
+        request.stop_reason = stop_reason
+        del self._requests[request.request_id]
+        self._tell(RequestEventKind.FINISHED, request, reason=reason)
+
+    def _refuse_impossible(self, request: Request) -> None:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        num_seats = 1 + len(request.siblings)
+        if num_prompt_tokens == 0:
+            raise ValueError("the prompt has no tokens")
+        if num_prompt_tokens >= self.config.max_model_len:
+            raise ValueError(
+                f"the prompt has {num_prompt_tokens} tokens and leaves no room for an output: "
+                f"max_model_len is {self.config.max_model_len}"
+            )
+        if num_prompt_tokens > self.config.num_slots:
+            raise ValueError(
+                f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {self.config.num_slots} "
+                f"({self.config.num_blocks} blocks of {self.config.block_size})"
+            )
+        if num_seats > self.config.max_num_seqs:
+            raise ValueError(f"n is {num_seats}, but max_num_seqs is {self.config.max_num_seqs}")
+        ids = [member.request_id for member in (request, *request.siblings)]
+        for index, request_id in enumerate(ids):
+            if request_id in self._requests or request_id in ids[:index]:
+                raise ValueError(f"request id {request_id!r} is in use")
+
+    # --- A step ---
+
+    def schedule(self) -> Schedule | None:
+        """Decides the next step and takes the blocks for it; None when there is nothing to do.
+
+        The step is in flight until `commit` or `discard`.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight.number} is in flight: commit or discard it first")
+        if not self.has_work():
+            return None
+        self._step += 1
+        self.pool.set_step(self._step)
+        preempted: list[Request] = []
+        decodes = self._schedule_decodes(preempted)
+        chunks, waiting_for = self._schedule_chunks(self.config.max_num_batched_tokens - len(decodes.requests))
+        if not decodes.requests and not chunks:
+            raise RuntimeError(f"step {self._step} makes no progress: {waiting_for}")
+        ends = [(chunk.request, *chunk.request.unforked_siblings) for chunk in chunks if chunk.is_last]
+        num_decodes = len(decodes.requests)
+        end_rows = num_decodes + np.arange(len(ends))
+        tokens_per_end = np.array([len(members) for members in ends], dtype=np.int64)
+        self._in_flight = Schedule(
+            number=self._step,
+            token_budget=self.config.max_num_batched_tokens,
+            decodes=decodes,
+            chunks=chunks,
+            chunk_rows=_rows_of([chunk.request for chunk in chunks]),
+            preempted=preempted,
+            sampled=(*decodes.requests, *itertools.chain.from_iterable(ends)),
+            sample_rows=np.concatenate((np.arange(num_decodes), np.repeat(end_rows, tokens_per_end))),
+            num_waiting=len(self._waiting),
+            waiting_for=waiting_for,
+        )
+        return self._in_flight
+
+    def _schedule_decodes(self, preempted: list[Request]) -> RequestRows:
+        """A slot for every decode, oldest first; where blocks run out, the newest running requests make room."""
+        decodes = self._decoding.snapshot()
+        reserved = self.table.reserve_decodes(decodes.rows)
+        while reserved < len(self._decoding):
+            preempted.append(self._preempt_newest())
+            decodes = self._decoding.snapshot()
+            reserved = self.table.reserve_decodes(decodes.rows, reserved)
+        return decodes
+
+    def _preempt_newest(self) -> Request:
+        """Takes a request's blocks away and queues it again, where its arrival puts it: it starts anew later."""
+        queues = [queue for queue in (self._prefilling, self._decoding) if len(queue)]
+        queue = max(queues, key=lambda queue: queue.last.order)
+        request = queue.last
+        queue.remove(request)
+        self.table.preempt(request.row)
+        request.state = RequestState.WAITING
+        self._waiting.add(request)
+        for member in (request, *request.unforked_siblings):
+            member.num_preemptions += 1
+            self._tell(RequestEventKind.PREEMPTED, member)
+        return request
+
+    def _schedule_chunks(self, budget: int) -> tuple[list[Chunk], str]:
+        """Spends `budget` tokens on prompts. Also says what the head of the waiting queue lacks."""
+        left = budget
+        lengths: dict[Request, int] = {}
+        hits: dict[Request, int] = {}
+        for request in self._prefilling:
+            lengths[request] = self._first_share(request, left)
+            left -= lengths[request]
+        waiting_for = ""
+        seats_taken = self._seats_taken()
+        while self._waiting and not waiting_for:
+            head = self._waiting.first
+            seats = 1 + len(head.unforked_siblings)
+            if left == 0:
+                waiting_for = "budget"
+            elif seats_taken + seats > self.config.max_num_seqs:
+                waiting_for = f"seats: needs {seats}, {self.config.max_num_seqs - seats_taken} free"
+            else:
+                waiting_for = self._admit(head, hits)
+            if not waiting_for:
+                seats_taken += seats
+                lengths[head] = self._first_share(head, left)
+                left -= lengths[head]
+        for request, length in lengths.items():
+            more = min(self._num_uncomputed(request) - length, left)
+            lengths[request] += more
+            left -= more
+        chunks = [self._reserve_chunk(request, length, hits) for request, length in lengths.items() if length > 0]
+        return [chunk for chunk in chunks if chunk.length > 0], waiting_for
+
+    def _first_share(self, request: Request, left: int) -> int:
+        """What a prompt may take of `left` tokens before the next ones had their turn."""
+        cap = self.config.long_prefill_token_threshold or max(left // 2, MIN_CHUNK)
+        return min(self._num_uncomputed(request), cap, left)
+
+    def _admit(self, request: Request, hits: dict[Request, int]) -> str:
+        """Moves the head of the waiting queue to the prefills, or says which blocks it lacks.
+
+        Its whole prefill must fit beside what other prefills were promised and a block for every decode: a request that
+        takes a decode's next block would be preempted for it soon after.
+        """
+        admission = self.table.admit(request.row, headroom=len(self._decoding))
+        if not admission.admitted:
+            return f"blocks: needs {admission.needed}, {admission.available} available"
+        self._waiting.remove(request)
+        self._prefilling.add(request)
+        request.state = RequestState.PREFILLING
+        hits[request] = admission.hit_tokens
+        for member in (request, *request.unforked_siblings):
+            if request.num_preemptions == 0:
+                member.num_hit_tokens = admission.hit_tokens
+            self._tell(RequestEventKind.SCHEDULED, member, hit_tokens=admission.hit_tokens)
+        return ""
+
+    def _reserve_chunk(self, request: Request, length: int, hits: dict[Request, int]) -> Chunk:
+        """Takes blocks for the chunk; it is shorter, maybe empty, where decodes took what was promised to it."""
+        start = self.table.num_computed(request.row)
+        uncomputed = self._num_uncomputed(request)
+        length = self.table.reserve(request.row, length)
+        return Chunk(request, start, length, hits.get(request, 0), is_last=length == uncomputed)
+
+    def _num_uncomputed(self, request: Request) -> int:
+        return self.table.num_tokens(request.row) - self.table.num_computed(request.row)
+
+    def _seats_taken(self) -> int:
+        return len(self._decoding) + sum(1 + len(request.unforked_siblings) for request in self._prefilling)
+
+    def build(self, schedule: Schedule) -> BatchArrays:
+        """The step's arrays, valid until the next call."""
+        self._require_in_flight(schedule)
+        arrays = self._builder.build(schedule.decodes.rows, schedule.chunk_rows)
+        return BatchArrays(*arrays, num_decodes=len(schedule.decodes.requests))
+
+    def commit(self, schedule: Schedule, sampled_token_ids: Sequence[int] | NDArray[np.integer]) -> list[Request]:
+        """Takes the token of each of `schedule.sampled`, after the step's KV was written. Returns who finished.
+
+        Raises ValueError when the number of tokens is wrong. Requests that ended in flight are passed over.
+        """
+        self._require_in_flight(schedule)
+        tokens = np.asarray(sampled_token_ids, dtype=np.int64)
+        if tokens.shape != (len(schedule.sampled),):
+            raise ValueError(f"sampled_token_ids has shape {tokens.shape}, expected ({len(schedule.sampled)},)")
+        self.table.complete(np.concatenate((schedule.decodes.rows, schedule.chunk_rows)))
+        for chunk in schedule.chunks:
+            if not chunk.request.finished:
+                self._complete_chunk(chunk)
+        prefilled = schedule.sampled[len(schedule.decodes.requests) :]
+        rows = np.concatenate((schedule.decodes.rows, _rows_of(prefilled)))
+        for end in self.table.append(rows, tokens):
+            request = schedule.sampled[end.index]
+            by_length = end.reason == _core.FinishReason.LENGTH
+            stop_token = end.token if end.reason == _core.FinishReason.STOP_TOKEN else None
+            self.finish(request, "length" if by_length else "stop", stop_token)
+            schedule.finished.append(request)
+        self._end_step(schedule)
+        return schedule.finished
+
+    def _complete_chunk(self, chunk: Chunk) -> None:
+        """Where the prefill ends, the request and its siblings go on as decodes that share all blocks so far."""
+        lead = chunk.request
+        self._tell(RequestEventKind.CHUNK, lead, start=chunk.start, length=chunk.length, hit_tokens=chunk.hit_tokens)
+        if not chunk.is_last:
+            return
+        self._prefilling.remove(lead)
+        siblings = lead.unforked_siblings
+        lead.forked = True
+        for sibling in siblings:
+            sibling.take_row(self.table, self.table.fork(lead.row))
+        for member in (lead, *siblings):
+            member.state = RequestState.DECODING
+            self._decoding.add(member)
+            if member.num_output_tokens == 0:
+                self._tell(RequestEventKind.FIRST_TOKEN, member)
+
+    def discard(self, schedule: Schedule) -> list[Request]:
+        """Ends a step that failed: none of its tokens count and its requests are aborted. Returns these."""
+        self._require_in_flight(schedule)
+        members = (*schedule.decodes.requests, *(chunk.request for chunk in schedule.chunks))
+        for request in members:
+            if not request.finished:
+                schedule.finished += [request, *request.unforked_siblings]
+                self.finish(request, "abort")
+        self._end_step(schedule)
+        return schedule.finished
+
+    def _end_step(self, schedule: Schedule) -> None:
+        self.table.end_step()
+        before = self._block_totals
+        self._block_totals = (self.pool.num_taken, self.pool.num_freed, self.pool.num_evicted)
+        schedule.num_blocks_taken, schedule.num_blocks_freed, schedule.num_blocks_evicted = (
+            now - then for now, then in zip(self._block_totals, before, strict=True)
+        )
+        if self._recording_blocks:
+            schedule.block_changes = self.pool.take_changes()
+        self._in_flight = None
+
+    def _require_in_flight(self, schedule: Schedule) -> None:
+        if schedule is not self._in_flight:
+            raise RuntimeError(f"step {schedule.number} is not in flight")
+
+    # --- What can be seen ---
+
+    def record_blocks(self, wanted: bool) -> None:
+        """Whether each step says which blocks changed (`Schedule.block_changes`)."""
+        self._recording_blocks = wanted
+        self.pool.record_changes(wanted)
+
+    def block_owners(self, block: int) -> list[str]:
+        """Ids of the requests whose block tables name `block`; `table.describe` says the rest."""
+        rows = set(self.table.describe(block).owners)
+        return [request.request_id for request in self._requests.values() if request.row in rows]
+
+    def step_event(self, schedule: Schedule, start: float, duration: float) -> StepEvent:
+        """The event of a committed step. It costs a little per request, so make one only for a listener."""
+        return StepEvent.of(schedule, self.pool, start, duration)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets all cached prefixes; running requests keep their blocks, and do not publish them any more."""
+        self.pool.reset_prefix_cache()
+
+    def check(self) -> None:
+        """Raises RuntimeError naming the first broken invariant of the pool, the table or the queues."""
+        self.table.check()
+        queued = 0
+        for state, queue in self._queues.items():
+            for request in queue:
+                queued += 1 + len(request.unforked_siblings)
+                if request.state is not state or self._requests.get(request.request_id) is not request:
+                    raise RuntimeError(
+                        f"request {request.request_id!r} is {request.state.value} in the {state.value} queue"
+                    )
+        if queued != len(self._requests):
+            raise RuntimeError(f"{queued} requests are queued or run, {len(self._requests)} are known")
+        if self._seats_taken() > self.config.max_num_seqs:
+            raise RuntimeError(f"{self._seats_taken()} seats are taken, max_num_seqs is {self.config.max_num_seqs}")
+        if self._in_flight is None and self.table.num_rows != len(self._waiting) + self.num_running:
+            raise RuntimeError(f"{self.table.num_rows} rows for {len(self._waiting) + self.num_running} requests")
+
+    def _tell(
+        self,
+        kind: RequestEventKind,
+        request: Request,
+        *,
+        time: float | None = None,
+        start: int = 0,
+        length: int = 0,
+        hit_tokens: int = 0,
+        reason: str = "",
+    ) -> None:
+        if self._on_event is None:
+            return
+        now = self._clock() if time is None else time
+        self._on_event(RequestEvent(kind, request.request_id, now, self._step, start, length, hit_tokens, reason))
+
+
+def _rows_of(requests: Sequence[Request]) -> NDArray[np.int32]:
+    return np.array([request.row for request in requests], dtype=np.int32)

@@ -1,0 +1,102 @@
+"""What happened: the one source of metrics, traces, explanations and the terminal UI."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cudaprefill._core import BlockPool
+    from cudaprefill.engine.schedule import Schedule
+
+
+class RequestEventKind(enum.Enum):
+    """The stations of a request, in the order of a first visit; those from SCHEDULED to PREEMPTED may come again."""
+
+    ARRIVED = "arrived"  # received from the client
+    QUEUED = "queued"  # accepted by the scheduler
+    SCHEDULED = "scheduled"  # left the queue
+    CHUNK = "chunk"  # a part of its prefill was computed
+    FIRST_TOKEN = "first_token"
+    PREEMPTED = "preempted"  # lost its blocks and went back to the queue
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """One station of one request. Fields that a kind does not name below are zero or empty."""
+
+    kind: RequestEventKind
+    request_id: str
+    time: float  # seconds of the engine's clock
+    step: int  # the step in which, or after which, it happened
+    start: int = 0  # CHUNK: the first token
+    length: int = 0  # CHUNK: how many tokens
+    hit_tokens: int = 0  # SCHEDULED, and the CHUNK that follows: tokens before it found in the prefix index
+    reason: str = ""  # FINISHED: "stop", "length" or "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpan:
+    """Tokens start .. start + length of one request."""
+
+    request_id: str
+    start: int
+    length: int
+    hit_tokens: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """One step of the engine."""
+
+    number: int
+    start: float  # seconds of the engine's clock
+    duration: float  # seconds
+    token_budget: int
+    num_tokens: int  # computed: one for each decode, and the chunks
+    decode_ids: tuple[str, ...]
+    chunks: tuple[ChunkSpan, ...]
+    preempted_ids: tuple[str, ...]
+    finished_ids: tuple[str, ...]
+    num_waiting: int
+    waiting_for: str  # what the head of the waiting queue lacked: "seats: ...", "blocks: ...", "budget", or ""
+    num_blocks_taken: int  # since the step before
+    num_blocks_freed: int
+    num_blocks_evicted: int
+    num_free_blocks: int  # after the step
+    num_cached_blocks: int
+    num_used_blocks: int
+    block_changes: NDArray[np.int32] | None  # [C, 2]: BlockChangeKind and block in order, if recorded
+
+    @classmethod
+    def of(cls, schedule: Schedule, pool: BlockPool, start: float, duration: float) -> StepEvent:
+        """The event of a step that was just committed."""
+        return cls(
+            number=schedule.number,
+            start=start,
+            duration=duration,
+            token_budget=schedule.token_budget,
+            num_tokens=schedule.num_tokens,
+            decode_ids=tuple(request.request_id for request in schedule.decodes.requests),
+            chunks=tuple(
+                ChunkSpan(chunk.request.request_id, chunk.start, chunk.length, chunk.hit_tokens, chunk.is_last)
+                for chunk in schedule.chunks
+            ),
+            preempted_ids=tuple(request.request_id for request in schedule.preempted),
+            finished_ids=tuple(request.request_id for request in schedule.finished),
+            num_waiting=schedule.num_waiting,
+            waiting_for=schedule.waiting_for,
+            num_blocks_taken=schedule.num_blocks_taken,
+            num_blocks_freed=schedule.num_blocks_freed,
+            num_blocks_evicted=schedule.num_blocks_evicted,
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_used_blocks=pool.num_used,
+            block_changes=schedule.block_changes,
+        )
