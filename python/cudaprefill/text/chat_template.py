@@ -1,0 +1,100 @@
+"""Renders a chat with the model's own template, by transformers' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from cudaprefill.sampling_params import show
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+Message = Mapping[str, Any]  # {"role": ..., "content": a string or a list of {"type": "text", "text": ...}, ...}
+
+
+class ChatTemplate:
+    """A Jinja template and the special tokens it may write.
+
+    Raises ValueError saying what is wrong, with the template or with the messages.
+    """
+
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: object,
+    ) -> str:
+        """The chat as one string. `variables` are handed to the template."""
+        try:
+            rendered: str = self._renderer.apply_chat_template(
+                messages,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **variables,
+            )
+        except Exception as error:  # a template is a program; whatever it raises is about these messages
+            raise ValueError(f"the chat template does not take these messages: {error}") from error
+        return rendered
+
+    @cached_property
+    def _renderer(self) -> Any:
+        if self.source is None:
+            raise ValueError("the model has no chat template; use generate with a prompt instead of chat")
+        from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # half a second, without torch
+
+        return PreTrainedTokenizerBase(chat_template=self.source, **self._special_tokens)
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """Messages as templates want them: every content one string (text parts are joined by line ends).
+
+    Raises ValueError naming the message and what is wrong with it.
+    """
+    if not isinstance(messages, (list, tuple)):
+        raise ValueError(f"messages must be a list, got {type(messages).__name__}")
+    if not messages:
+        raise ValueError("messages must not be empty")
+    return [_check_message(f"messages[{number}]", message) for number, message in enumerate(messages)]
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raises ValueError naming the place where `text` has half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be valid Unicode, but character {error.start} is a lone surrogate") from None
+
+
+def _check_message(name: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ValueError(f"{name} must be a dict with role and content, got {type(message).__name__}")
+    for field in ("role", "content"):
+        if field not in message:
+            raise ValueError(f"{name} has no {field}")
+    role = message["role"]
+    if role not in ROLES:
+        raise ValueError(f"{name}: role must be one of {', '.join(ROLES)}, got {show(role)}")
+    return {**message, "content": _content(f"{name}: content", message["content"])}
+
+
+def _content(name: str, content: object) -> str:
+    if isinstance(content, str):
+        check_unicode(name, content)
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise ValueError(f"{name} must be a string or a list of text parts, got {type(content).__name__}")
+    texts = []
+    for number, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"{name}[{number}] must be {{'type': 'text', 'text': ...}}, got {show(part)}")
+        check_unicode(f"{name}[{number}]", part["text"])
+        texts.append(part["text"])
+    return "\n".join(texts)
