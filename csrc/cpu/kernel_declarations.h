@@ -7,6 +7,8 @@
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 
 void write_kv(const WriteKvParams& params);
+void prefill_attention(const PrefillAttentionParams& params);
+void decode_attention(const DecodeAttentionParams& params);
 void rope_write_kv(const RopeWriteKvParams& params);
 void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);

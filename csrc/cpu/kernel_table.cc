@@ -1,4 +1,3 @@
-#include "csrc/cpu/attention_plain.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/kernels.h"
 
@@ -7,8 +6,8 @@ namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 extern const KernelTable kKernels;
 const KernelTable kKernels = {
     .write_kv = write_kv,
-    .prefill_attention = prefill_attention_plain,
-    .decode_attention = decode_attention_plain,
+    .prefill_attention = prefill_attention,
+    .decode_attention = decode_attention,
     .rope_write_kv = rope_write_kv,
     .rms_norm = rms_norm,
     .silu_and_mul = silu_and_mul,
