@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace cudaprefill::emu {
@@ -24,16 +25,32 @@ class DeviceMemory {
   }
   void clear() { ranges_.clear(); }
 
-  // The host address behind a device address, if [address, address + bytes) lies in a range with that access.
-  // Otherwise null, and `why` says what is wrong.
-  void* resolve(const void* address, size_t bytes, Access access, std::string& why) const;
+  // The host address behind a device address, if [address, address + bytes) lies in a range with that access and is
+  // aligned to `bytes`, a power of two. Otherwise null, and explain() says why.
+  void* resolve(const void* address, size_t bytes, Access access) {
+    const uintptr_t host = reinterpret_cast<uintptr_t>(address) ^ kDeviceBit;
+    if (host & (bytes - 1)) return nullptr;
+    // Accesses come in runs to the same few tensors: a hit moves forward.
+    for (size_t i = 0; i < ranges_.size(); ++i) {
+      if (!ranges_[i].contains(host, bytes) || ranges_[i].access < access) continue;
+      if (i > 0) std::swap(ranges_[i], ranges_[i - 1]);
+      return reinterpret_cast<void*>(host);
+    }
+    return nullptr;
+  }
+  std::string explain(const void* address, size_t bytes) const;
 
  private:
+  // Bit 55 of a user space address is zero on x86-64 and on AArch64, and an address with it set is never mapped there.
+  static constexpr uintptr_t kDeviceBit = uintptr_t{1} << 55;
+
   struct Range {
     const char* name;
     uintptr_t begin;
     uint64_t bytes;
     Access access;
+
+    bool contains(uintptr_t host, size_t size) const { return host >= begin && host - begin + size <= bytes; }
   };
   uintptr_t add(const char* name, uintptr_t host, uint64_t bytes, Access access);
 

@@ -54,6 +54,7 @@ Machine& Machine::instance() {
 void Machine::run(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
                   const std::function<void()>& kernel) {
   check_launch(name, grid, threads, shared_bytes);
+  threads_.clear();
   kernel_name_ = name;
   kernel_ = &kernel;
   grid_ = grid;
@@ -68,7 +69,6 @@ void Machine::run(const std::string& name, Index3 grid, unsigned threads, size_t
     block_index_ = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
                     static_cast<unsigned>(block / grid.x / grid.y)};
     shared_memory_.reset(shared_bytes);
-    threads_.clear();
     threads_.resize(threads);
     ++counters_.blocks;
     run_block();
@@ -84,6 +84,9 @@ void Machine::run_block() {
     Thread& thread = threads_[rank];
     thread.rank = rank;
     thread.index = {rank, 0, 0};
+    thread.state = Thread::State::kReady;
+    thread.uncommitted_copies.clear();
+    thread.copy_groups.clear();
     thread.clock.assign(num_threads, 0);
     thread.clock[rank] = 1;
     thread.fiber = std::make_unique<Fiber>([this, &thread] {

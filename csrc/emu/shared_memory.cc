@@ -25,14 +25,12 @@ void SharedMemory::reset(size_t bytes) {
 }
 
 std::string SharedMemory::check_bounds(uint32_t address, uint32_t bytes) const {
-  std::ostringstream text;
   if (address % bytes != 0) {
-    text << "shared address " << address << " is not a multiple of " << bytes;
-  } else if (address < kBase || uint64_t{address} - kBase + bytes > bytes_.size()) {
-    text << "at byte " << static_cast<int64_t>(address) - kBase << " of the " << bytes_.size()
-         << " bytes of shared memory";
+    return "shared address " + std::to_string(address) + " is not a multiple of " + std::to_string(bytes);
   }
-  return text.str();
+  if (address >= kBase && uint64_t{address} - kBase + bytes <= bytes_.size()) return {};
+  return "at byte " + std::to_string(static_cast<int64_t>(address) - kBase) + " of the " +
+         std::to_string(bytes_.size()) + " bytes of shared memory";
 }
 
 bool SharedMemory::happens_before(const Event& event, const Accessor& by) {

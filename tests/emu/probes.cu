@@ -217,7 +217,7 @@ void bind(py::module_& m, const char* name, void (*kernel)(Probe), unsigned defa
 
 PYBIND11_MODULE(_probes, m) {
   using namespace cudaprefill;
-  py::register_exception<emu::Fault>(m, "Fault", PyExc_RuntimeError);
+  py::register_local_exception<emu::Fault>(m, "Fault", PyExc_RuntimeError);
   m.def("set_seed", [](uint64_t seed) { emu::Machine::instance().set_seed(seed); });
   m.def("launch", [](unsigned x, unsigned y, unsigned threads, size_t shared_bytes) {
     launch("nothing", +[](int) {}, {dim3{x, y, 1}, threads, shared_bytes}, 0, nullptr);

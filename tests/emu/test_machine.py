@@ -114,7 +114,7 @@ def test_following_a_device_pointer_unchecked_crashes():
 
 
 def test_reading_before_the_wait_is_a_fault():
-    with pytest.raises(probes.Fault, match="unfinished cp.async"):
+    with pytest.raises(probes.Fault, match=r"unfinished cp.async"):
         run(probes.async_copies, np.arange(128, dtype=np.uint32), choice=0)
 
 

@@ -34,6 +34,12 @@ __device__ __forceinline__ void load_shared(uint32_t address, float& value) {
 __device__ __forceinline__ void load_shared(uint32_t address, float2& value) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
 }
+__device__ __forceinline__ void load_shared(uint32_t address, uint4& value) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }

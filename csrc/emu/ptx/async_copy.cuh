@@ -16,9 +16,9 @@ inline void copy_async_16(uint32_t destination, const void* source, bool valid,
   auto& machine = emu::Machine::instance();
   const void* host = nullptr;
   if (valid) {
-    std::string why;
-    host = emu::DeviceMemory::instance().resolve(source, 16, emu::Access::kRead, why);
-    if (!host) machine.fail("invalid global read of 16 bytes by cp.async: " + why, where);
+    auto& memory = emu::DeviceMemory::instance();
+    host = memory.resolve(source, 16, emu::Access::kRead);
+    if (!host) machine.fail("invalid global read of 16 bytes by cp.async: " + memory.explain(source, 16), where);
   }
   const std::string wrong = machine.shared_memory().begin_copy(destination, 16, machine.accessor(where));
   if (!wrong.empty()) machine.fail(wrong, where);

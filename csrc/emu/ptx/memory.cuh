@@ -12,10 +12,12 @@ namespace cudaprefill::ptx {
 
 template <class T>
 T load_global(const T* address, std::source_location where = std::source_location::current()) {
-  std::string why;
-  const void* host = emu::DeviceMemory::instance().resolve(address, sizeof(T), emu::Access::kRead, why);
-  if (!host)
-    emu::Machine::instance().fail("invalid global read of " + std::to_string(sizeof(T)) + " bytes: " + why, where);
+  auto& memory = emu::DeviceMemory::instance();
+  const void* host = memory.resolve(address, sizeof(T), emu::Access::kRead);
+  if (!host) {
+    emu::Machine::instance().fail(
+        "invalid global read of " + std::to_string(sizeof(T)) + " bytes: " + memory.explain(address, sizeof(T)), where);
+  }
   T value;
   std::memcpy(&value, host, sizeof(T));
   return value;
@@ -23,10 +25,13 @@ T load_global(const T* address, std::source_location where = std::source_locatio
 
 template <class T>
 void store_global(T* address, const T& value, std::source_location where = std::source_location::current()) {
-  std::string why;
-  void* host = emu::DeviceMemory::instance().resolve(address, sizeof(T), emu::Access::kReadWrite, why);
-  if (!host)
-    emu::Machine::instance().fail("invalid global write of " + std::to_string(sizeof(T)) + " bytes: " + why, where);
+  auto& memory = emu::DeviceMemory::instance();
+  void* host = memory.resolve(address, sizeof(T), emu::Access::kReadWrite);
+  if (!host) {
+    emu::Machine::instance().fail(
+        "invalid global write of " + std::to_string(sizeof(T)) + " bytes: " + memory.explain(address, sizeof(T)),
+        where);
+  }
   std::memcpy(host, &value, sizeof(T));
 }
 

@@ -1,0 +1,147 @@
+// The dispatch of the attention ops: arguments checked, launches planned, the instance chosen by dtype and head size.
+#include <bit>
+#include <utility>
+
+#include "csrc/cuda/attention/decode_splits.h"
+#include "csrc/cuda/attention/instance.h"
+#include "csrc/cuda/attention/plain.h"
+#include "csrc/cuda/checks.h"
+#include "csrc/cuda/element.cuh"
+#include "csrc/cuda/kernels.h"
+
+namespace cudaprefill::cuda {
+namespace {
+
+constexpr int kPrefillBlocksPerMultiprocessor = 2;
+
+template <class Params>
+void check_attention(const char* op, const Params& params) {
+  require_same_dtype(op, params.dtype, params.kv_dtype);
+  require(params.scale > 0, op, ": scale must be above 0, got ", params.scale);
+  require(params.block_size >= 16 && std::has_single_bit(static_cast<unsigned>(params.block_size)), op,
+          ": block_size must be a power of two from 16 on, got ", params.block_size);
+  require_alignment(op, "q", params.q, params.dtype);
+  require_alignment(op, "out", params.out, params.dtype);
+  require_alignment(op, "k_cache", params.k_cache, params.dtype);
+  require_alignment(op, "v_cache", params.v_cache, params.dtype);
+}
+
+int block_shift(int block_size) { return std::countr_zero(static_cast<unsigned>(block_size)); }
+
+// Calls function(Element{}, integral_constant<head_size>) for the instance.
+template <class Function>
+void with_instance(const char* op, DType dtype, int head_size, Function function) {
+  const auto with_head_size = [&](auto element) {
+    switch (head_size) {
+      case 64:
+        return function(element, std::integral_constant<int, 64>{});
+      case 80:
+        return function(element, std::integral_constant<int, 80>{});
+      case 96:
+        return function(element, std::integral_constant<int, 96>{});
+      case 128:
+        return function(element, std::integral_constant<int, 128>{});
+      case 256:
+        return function(element, std::integral_constant<int, 256>{});
+      default:
+        require(false, op, ": head_size must be 64, 80, 96, 128 or 256, got ", head_size);
+    }
+  };
+  if (dtype == DType::kBFloat16) {
+    with_head_size(BFloat16{});
+  } else {
+    with_head_size(Half{});
+  }
+}
+
+void check_plain_head_size(const char* op, int head_size) {
+  require(head_size % 4 == 0 && head_size <= kPlainMaxHeadSize, op, ": head_size must be a multiple of 4 of at most ",
+          kPlainMaxHeadSize, ", got ", head_size);
+}
+
+}  // namespace
+
+void decode_attention(const DecodeAttentionParams& params, Device& device) {
+  constexpr const char* op = "decode_attention";
+  check_attention(op, params);
+  if (params.num_requests == 0 || params.num_q_heads == 0) return;
+  const int group = params.num_q_heads / params.num_kv_heads;
+  const ScoreScale scale = ScoreScale::from(params.scale, params.softcap);
+  if (params.dtype == DType::kFloat32) {
+    check_plain_head_size(op, params.head_size);
+    PrefillAttentionParams plain{};
+    plain.q = params.q;
+    plain.out = params.out;
+    plain.k_cache = params.k_cache;
+    plain.v_cache = params.v_cache;
+    plain.block_table = params.block_table;
+    plain.context_lens = params.context_lens;
+    plain.block_table_stride = params.block_table_stride;
+    plain.num_tokens = params.num_requests;
+    plain.num_requests = params.num_requests;
+    plain.num_q_heads = params.num_q_heads;
+    plain.head_size = params.head_size;
+    plain.window = params.window;
+    return run_plain_attention({plain, scale, block_shift(params.block_size), group}, device.stream());
+  }
+  with_instance(op, params.dtype, params.head_size, [&]<class Element, class HeadSize>(Element, HeadSize) {
+    const int row_tiles = (group + kDecodeRows - 1) / kDecodeRows;
+    const int64_t blocks = int64_t{params.num_requests} * params.num_kv_heads * row_tiles;
+    const int64_t max_keys = params.max_blocks * params.block_size;
+    const int splits = decode_splits(blocks, max_keys, device.num_multiprocessors());
+    Partials partials{};
+    if (splits > 1) {
+      const int64_t parts = blocks * splits;
+      void* workspace = device.workspace(Partials::bytes(parts, kDecodeRows, HeadSize::value));
+      partials = Partials::in(workspace, parts, kDecodeRows, HeadSize::value);
+    }
+    const DecodeLaunch launch{params, scale, block_shift(params.block_size), group, row_tiles, splits, partials};
+    run_decode<Element, HeadSize::value>(launch, blocks, device.stream());
+  });
+}
+
+void prefill_attention(const PrefillAttentionParams& params, Device& device) {
+  constexpr const char* op = "prefill_attention";
+  check_attention(op, params);
+  if (params.num_requests == 0 || params.num_tokens == 0 || params.num_q_heads == 0) return;
+  const int group = params.num_q_heads / params.num_kv_heads;
+  const ScoreScale scale = ScoreScale::from(params.scale, params.softcap);
+  if (params.dtype == DType::kFloat32) {
+    check_plain_head_size(op, params.head_size);
+    return run_plain_attention({params, scale, block_shift(params.block_size), group}, device.stream());
+  }
+  with_instance(op, params.dtype, params.head_size, [&]<class Element, class HeadSize>(Element, HeadSize) {
+    using Traits = PrefillTraits<HeadSize::value>;
+    const int blocks = device.num_multiprocessors() * kPrefillBlocksPerMultiprocessor;
+    const auto bounds = PrefillPlanBounds::of(params.num_tokens, params.num_requests, params.num_kv_heads, group,
+                                              Traits::kRows, blocks);
+    PrefillPlanParams plan{};
+    plan.cu_seqlens_q = params.cu_seqlens_q;
+    plan.context_lens = params.context_lens;
+    plan.num_requests = params.num_requests;
+    plan.num_kv_heads = params.num_kv_heads;
+    plan.group = group;
+    plan.window = params.window;
+    plan.rows = Traits::kRows;
+    plan.keys = Traits::kKeys;
+    plan.num_blocks = blocks;
+    plan.items = static_cast<PrefillItem*>(device.workspace(bounds.items * sizeof(PrefillItem)));
+    plan.split_tiles = static_cast<SplitTile*>(device.workspace(bounds.parts * sizeof(SplitTile)));
+    plan.counts = static_cast<PlanCounts*>(device.workspace(sizeof(PlanCounts)));
+    plan_prefill(plan, device.stream());
+
+    const int64_t parts = bounds.parts * params.num_kv_heads;
+    void* workspace = device.workspace(Partials::bytes(parts, Traits::kRows, HeadSize::value));
+    const PrefillLaunch launch{params,
+                               scale,
+                               block_shift(params.block_size),
+                               group,
+                               plan.items,
+                               plan.split_tiles,
+                               plan.counts,
+                               Partials::in(workspace, parts, Traits::kRows, HeadSize::value)};
+    run_prefill<Element, HeadSize::value>(launch, blocks, bounds.parts / 2, device.stream());
+  });
+}
+
+}  // namespace cudaprefill::cuda

@@ -1,0 +1,31 @@
+// The host side of the CUDA kernels: one function for each op, plain C++ without torch. The same functions serve the
+// emulation. Each checks what its kernel needs beyond the checks of csrc/ops and raises std::invalid_argument.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "csrc/ops/params.h"
+
+namespace cudaprefill::cuda {
+
+// What a launch needs to know of the device.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual cudaStream_t stream() = 0;
+  virtual int num_multiprocessors() = 0;
+  // Memory of the device for this call, of a size that the host knows; it may be reused once the stream has passed.
+  virtual void* workspace(size_t bytes) = 0;
+};
+
+void write_kv(const WriteKvParams& params, Device& device);
+void rope_write_kv(const RopeWriteKvParams& params, Device& device);
+void rms_norm(const RmsNormParams& params, Device& device);
+void silu_and_mul(const SiluAndMulParams& params, Device& device);
+void copy_blocks(const CopyBlocksParams& params, Device& device);
+void prefill_attention(const PrefillAttentionParams& params, Device& device);
+void decode_attention(const DecodeAttentionParams& params, Device& device);
+
+}  // namespace cudaprefill::cuda

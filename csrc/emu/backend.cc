@@ -1,0 +1,144 @@
+#include "csrc/emu/backend.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "csrc/cuda/checks.h"
+#include "csrc/cuda/kernels.h"
+#include "csrc/emu/device_memory.h"
+#include "csrc/emu/machine.h"
+
+namespace cudaprefill::emu {
+namespace {
+
+int64_t matrix_span(int64_t rows, int64_t stride, int64_t columns) {
+  return rows == 0 ? 0 : (rows - 1) * stride + columns;
+}
+
+// The device for one call. Its workspace starts as NaN, as nothing may be read there before it is written.
+class EmulatedDevice : public cuda::Device {
+ public:
+  ~EmulatedDevice() override { DeviceMemory::instance().clear(); }
+  cudaStream_t stream() override { return nullptr; }
+  int num_multiprocessors() override { return Machine::instance().num_multiprocessors(); }
+  void* workspace(size_t bytes) override {
+    constexpr int kNaNByte = 0xff;
+    workspaces_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+    std::memset(workspaces_.back().get(), kNaNByte, bytes);
+    return DeviceMemory::instance().expose("the workspace", workspaces_.back().get(), bytes, Access::kReadWrite);
+  }
+
+  template <class T>
+  void expose(const char* name, T*& pointer, int64_t elements, int element_bytes, Access access) {
+    pointer = DeviceMemory::instance().expose(name, pointer, static_cast<uint64_t>(elements * element_bytes), access);
+  }
+
+  // Only what a strided view spans, from its first element to its last.
+  void expose(const char* name, HeadRows& rows, int64_t tokens, int heads, int head_size, DType dtype, Access access) {
+    const bool empty = tokens == 0 || heads == 0;
+    const int64_t span = empty ? 0 : (tokens - 1) * rows.token_stride + (heads - 1) * rows.head_stride + head_size;
+    expose(name, rows.data, span, cuda::element_bytes(dtype), access);
+  }
+
+  template <class Params>
+  void expose_caches(Params& params, Access access) {
+    const auto one = [&](const char* name, PagedCache& cache) {
+      const bool empty = cache.num_blocks == 0 || params.num_kv_heads == 0;
+      const int64_t span = empty ? 0
+                                 : (cache.num_blocks - 1) * cache.block_stride +
+                                       (params.num_kv_heads - 1) * cache.head_stride +
+                                       (params.block_size - 1) * cache.slot_stride + params.head_size;
+      expose(name, cache.data, span, cuda::element_bytes(params.kv_dtype), access);
+    };
+    one("k_cache", params.k_cache);
+    one("v_cache", params.v_cache);
+  }
+
+  // What prefill and decode attention share.
+  template <class Params>
+  void expose_attention(Params& params, int64_t tokens) {
+    expose("q", params.q, tokens, params.num_q_heads, params.head_size, params.dtype, Access::kRead);
+    expose("out", params.out, tokens, params.num_q_heads, params.head_size, params.dtype, Access::kReadWrite);
+    expose("block_table", params.block_table,
+           matrix_span(params.num_requests, params.block_table_stride, params.max_blocks), sizeof(int32_t),
+           Access::kRead);
+    expose("context_lens", params.context_lens, params.num_requests, sizeof(int32_t), Access::kRead);
+    expose_caches(params, Access::kRead);
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte[]>> workspaces_;
+};
+
+}  // namespace
+
+void EmulatedBackend::write_kv(WriteKvParams params) {
+  EmulatedDevice device;
+  device.expose("k", params.k, params.num_tokens, params.num_kv_heads, params.head_size, params.dtype, Access::kRead);
+  device.expose("v", params.v, params.num_tokens, params.num_kv_heads, params.head_size, params.dtype, Access::kRead);
+  device.expose("slot_mapping", params.slot_mapping, params.num_tokens, sizeof(int64_t), Access::kRead);
+  device.expose_caches(params, Access::kReadWrite);
+  cuda::write_kv(params, device);
+}
+
+void EmulatedBackend::rope_write_kv(RopeWriteKvParams params) {
+  EmulatedDevice device;
+  const int bytes = cuda::element_bytes(params.dtype);
+  device.expose("q", params.q, params.num_tokens, params.num_q_heads, params.head_size, params.dtype,
+                Access::kReadWrite);
+  device.expose("k", params.k, params.num_tokens, params.num_kv_heads, params.head_size, params.dtype, Access::kRead);
+  device.expose("v", params.v, params.num_tokens, params.num_kv_heads, params.head_size, params.dtype, Access::kRead);
+  device.expose("cos_sin", params.cos_sin, params.max_positions * params.rotary_dim, sizeof(float), Access::kRead);
+  device.expose("position_ids", params.position_ids, params.num_tokens, sizeof(int64_t), Access::kRead);
+  device.expose("slot_mapping", params.slot_mapping, params.num_tokens, sizeof(int64_t), Access::kRead);
+  device.expose("q_norm", params.q_norm, params.head_size, bytes, Access::kRead);
+  device.expose("k_norm", params.k_norm, params.head_size, bytes, Access::kRead);
+  device.expose_caches(params, Access::kReadWrite);
+  cuda::rope_write_kv(params, device);
+}
+
+void EmulatedBackend::rms_norm(RmsNormParams params) {
+  EmulatedDevice device;
+  const int bytes = cuda::element_bytes(params.dtype);
+  const int64_t columns = params.hidden_size;
+  device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, columns), bytes, Access::kRead);
+  device.expose("residual", params.residual, matrix_span(params.num_rows, params.residual_stride, columns), bytes,
+                Access::kReadWrite);
+  device.expose("weight", params.weight, columns, bytes, Access::kRead);
+  device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
+  cuda::rms_norm(params, device);
+}
+
+void EmulatedBackend::silu_and_mul(SiluAndMulParams params) {
+  EmulatedDevice device;
+  const int bytes = cuda::element_bytes(params.dtype);
+  const int64_t columns = params.size;
+  device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, 2 * columns), bytes, Access::kRead);
+  device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
+  cuda::silu_and_mul(params, device);
+}
+
+void EmulatedBackend::copy_blocks(CopyBlocksParams params) {
+  EmulatedDevice device;
+  device.expose("block_pairs", params.block_pairs, 2 * params.num_pairs, sizeof(int64_t), Access::kRead);
+  device.expose_caches(params, Access::kReadWrite);
+  cuda::copy_blocks(params, device);
+}
+
+void EmulatedBackend::prefill_attention(PrefillAttentionParams params) {
+  EmulatedDevice device;
+  device.expose_attention(params, params.num_tokens);
+  device.expose("cu_seqlens_q", params.cu_seqlens_q, params.num_requests + 1, sizeof(int32_t), Access::kRead);
+  cuda::prefill_attention(params, device);
+}
+
+void EmulatedBackend::decode_attention(DecodeAttentionParams params) {
+  EmulatedDevice device;
+  device.expose_attention(params, params.num_requests);
+  cuda::decode_attention(params, device);
+}
+
+}  // namespace cudaprefill::emu

@@ -1,0 +1,18 @@
+// The emulated device behind the ops: each function hands the tensors of a call to the machine and runs the kernels.
+#pragma once
+
+#include "csrc/ops/params.h"
+
+namespace cudaprefill::emu {
+
+struct EmulatedBackend {
+  static void write_kv(WriteKvParams params);
+  static void rope_write_kv(RopeWriteKvParams params);
+  static void rms_norm(RmsNormParams params);
+  static void silu_and_mul(SiluAndMulParams params);
+  static void copy_blocks(CopyBlocksParams params);
+  static void prefill_attention(PrefillAttentionParams params);
+  static void decode_attention(DecodeAttentionParams params);
+};
+
+}  // namespace cudaprefill::emu

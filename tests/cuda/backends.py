@@ -1,0 +1,84 @@
+"""Runs the functions of `cudaprefill.ops` on one backend or another, so that one test serves them all.
+
+The tensors of a test stay on the CPU. The emulated device works on them in place; for a real one they are copied there
+and what the op mutates is copied back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from cudaprefill import ops
+
+OP_NAMES = (
+    "write_kv",
+    "prefill_attention",
+    "decode_attention",
+    "rope_write_kv",
+    "rms_norm",
+    "add_rms_norm",
+    "silu_and_mul",
+    "copy_blocks",
+)
+_libraries: dict[str, torch.library.Library] = {}
+
+
+def define_library(name: str) -> None:
+    """Defines the ops of ``cudaprefill`` in a torch library `name`, for a module of emulated kernels to implement."""
+    if name in _libraries:
+        return
+    library = torch.library.Library(name, "DEF")
+    for op in OP_NAMES:
+        schema = str(getattr(torch.ops.cudaprefill, op).default._schema)
+        library.define(schema.removeprefix("cudaprefill::"))
+    _libraries[name] = library
+
+
+def emulation():
+    """The module of the emulated device, loaded once; a test that asks for it is skipped where it is not built."""
+    define_library("cudaprefill_emulated")
+    return pytest.importorskip(
+        "tests.emu._emulation", reason="the emulation is not built (CUDAPREFILL_BUILD_TESTS=OFF)"
+    )
+
+
+def on_cuda(op: torch._ops.OpOverload) -> Callable[..., object]:
+    """The op with its tensors carried to the GPU and what it mutates carried back."""
+    arguments = op._schema.arguments
+
+    def call(*args: object, **kwargs: object) -> object:
+        values = {**dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+        there = {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        result = op(**there)
+        for argument in arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in values:
+                values[argument.name].copy_(there[argument.name])
+        return result.cpu() if isinstance(result, torch.Tensor) else result
+
+    return call
+
+
+@contextmanager
+def backend_of_ops(name: str) -> Iterator[None]:
+    """While it lasts, `cudaprefill.ops` is that of the backend: "cpu", "emulated" or "cuda"."""
+    if name == "emulated":
+        emulation()
+        functions = {op: getattr(torch.ops.cudaprefill_emulated, op).default for op in OP_NAMES}
+    elif name == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("there is no CUDA device")
+        functions = {op: on_cuda(getattr(torch.ops.cudaprefill, op).default) for op in OP_NAMES}
+    else:
+        functions = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for op, function in functions.items():
+            patch.setattr(ops, op, function)
+        yield
+
+
+BACKENDS = ("cpu", "emulated", pytest.param("cuda", marks=pytest.mark.gpu))
+GPU_BACKENDS = BACKENDS[1:]
