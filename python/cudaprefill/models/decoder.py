@@ -1,0 +1,100 @@
+"""The decoder of every family: a stack of attention and gated MLP, each behind an RMSNorm and a residual.
+
+One layer of T tokens, as ops:
+
+    x [T, H] --linear qkv--> q, k, v --rope_write_kv--> KV cache
+             q, KV cache --decode_attention (rows 0 .. num_decodes) / prefill_attention (the rest)--> [T, Hq * D]
+             --linear o--> add_rms_norm --linear gate_up--> silu_and_mul --linear down--> add_rms_norm --> next layer
+
+`add_rms_norm` adds to the residual and norms the sum for what follows, so the second one of a layer already belongs to
+the next layer's attention, or is the final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+from cudaprefill import ops
+from cudaprefill.engine.batch import Batch
+from cudaprefill.engine.kv_cache import KVCache
+from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.weights import DecoderWeights
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class Decoder:
+    """A model on one device. Holds weights and no state of any request: that is in the KV cache and the batch.
+
+    On a CPU activations are float32 whatever the weights are stored as; on a GPU both have one dtype.
+    """
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, cos_sin: Tensor) -> None:
+        """`cos_sin` is the RoPE table, [positions, D] float32."""
+        self.config = config
+        self.weights = weights
+        self.cos_sin = cos_sin
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self.activation_dtype = weights.final_norm.dtype
+        self._linear: Linear = ops.linear if self.device.type == "cpu" else functional.linear
+        layers = weights.layers
+        norms_after = [layer.input_norm for layer in layers[1:]] + [weights.final_norm]
+        self._layers = list(zip(layers, norms_after, strict=True))
+
+    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+        """Hidden states after the final norm, [T, H] of the activation dtype; writes K and V of all T tokens.
+
+        Needs at least one token, position ids within the RoPE table, and to be called under torch.inference_mode().
+        """
+        config, linear = self.config, self._linear
+        eps, window, scale = config.rms_norm_eps, config.window, config.head_size**-0.5
+        heads = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
+        num_tokens, num_decodes, has_chunks = batch.num_tokens, batch.num_decodes, batch.num_chunks > 0
+        qkv_shape = (num_tokens, sum(heads), config.head_size)
+        block_table, context_lens = batch.block_table, batch.context_lens
+        decode_table, decode_lens = block_table[:num_decodes], context_lens[:num_decodes]
+        chunk_table, chunk_lens = block_table[num_decodes:], context_lens[num_decodes:]
+        chunk_starts = batch.cu_seqlens_q[num_decodes:]
+
+        residual = functional.embedding(batch.token_ids, self.weights.embedding).to(self.activation_dtype)
+        attended = residual.new_empty((num_tokens, config.num_q_heads, config.head_size))  # of each layer in turn
+        attended_rows, attended_decodes = attended.view(num_tokens, -1), attended[:num_decodes]
+        x: Tensor = ops.rms_norm(residual, self.weights.layers[0].input_norm, eps)
+        for (layer, norm_after), (k_cache, v_cache) in zip(self._layers, kv_cache.layers, strict=True):
+            q, k, v = linear(x, layer.qkv, layer.qkv_bias).view(qkv_shape).split_with_sizes(heads, 1)
+            ops.rope_write_kv(
+                q,
+                k,
+                v,
+                self.cos_sin,
+                batch.position_ids,
+                k_cache,
+                v_cache,
+                batch.slot_mapping,
+                layer.q_norm,
+                layer.k_norm,
+                eps,
+            )
+            if num_decodes:
+                decode_q = q[:num_decodes] if has_chunks else q
+                ops.decode_attention(
+                    decode_q, k_cache, v_cache, decode_table, decode_lens, attended_decodes, scale, window
+                )
+            if has_chunks:
+                ops.prefill_attention(
+                    q, k_cache, v_cache, chunk_table, chunk_starts, chunk_lens, attended, scale, window
+                )
+            x = linear(attended_rows, layer.o, layer.o_bias)
+            x = ops.add_rms_norm(x, residual, layer.post_attention_norm, eps)
+            x = ops.silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
+            x = linear(x, layer.down, layer.down_bias)
+            x = ops.add_rms_norm(x, residual, norm_after, eps)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of each row of `hidden` [R, H]: [R, V] float32."""
+        return self._linear(hidden, self.weights.lm_head, None).float()

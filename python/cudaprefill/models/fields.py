@@ -1,0 +1,54 @@
+"""Typed reading of a model's metadata, with errors that name the file, the key and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cudaprefill.models.errors import UnsupportedModelError
+
+
+class Fields:
+    """Values by key; null counts as absent, and what is absent without a default is an error."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        value = self._required(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise UnsupportedModelError(f"{self.where}: {key} must be an integer of at least {minimum}, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._required(key, default)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise UnsupportedModelError(f"{self.where}: {key} must be a number above 0, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._required(key, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(f"{self.where}: {key} must be true or false, got {value!r}")
+        return value
+
+    def only(self, key: str, *allowed: Any) -> None:
+        """Raises unless the value is absent or one of `allowed`."""
+        value = self.get(key)
+        if value is not None and value not in allowed:
+            raise self.unsupported(key, value, *allowed)
+
+    def unsupported(self, key: str, value: object, *allowed: Any) -> UnsupportedModelError:
+        remedy = f", only {' or '.join(map(repr, allowed))}" if allowed else ""
+        return UnsupportedModelError(f"{self.where}: {key} = {value!r} is not supported{remedy}")
+
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.get(key, default)
+        if value is None:
+            raise UnsupportedModelError(f"{self.where}: {key} is missing")
+        return value

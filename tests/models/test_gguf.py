@@ -1,0 +1,310 @@
+"""A GGUF file gives the same model as the safetensors it was made from; a damaged or foreign one is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from cudaprefill.models import (
+    UnsupportedModelError,
+    WeightsError,
+    default_model_path,
+    load_model,
+    read_model_config,
+)
+from cudaprefill.models.gguf import GgufFile
+from cudaprefill.models.gguf_config import parse_gguf_config
+from cudaprefill.models.gguf_source import GgufSource
+from cudaprefill.models.weights import check_tensors
+from tests.models.gguf_files import write_gguf
+from tests.models.paged import PagedRunner
+from tests.models.tiny import ROPE, random_tokens, reference_logits, save_tiny_model, tiny_model
+
+PROMPT = random_tokens(50)
+TOLERANCE = 1e-4
+Quantisation = gguf.GGMLQuantizationType
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama 32/8": ("llama", {"hidden_size": 128, "num_attention_heads": 32, "num_key_value_heads": 8}),
+    "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
+}
+
+
+def logits_of(path: Path, **options: Any) -> torch.Tensor:
+    return PagedRunner(load_model(path, **options)).step(chunks={"a": PROMPT})["a"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gguf_and_safetensors_give_the_same_logits(tmp_path: Path, name: str) -> None:
+    family, overrides = MODELS[name]
+    reference = save_tiny_model(tmp_path, family, **overrides)
+    write_gguf(tmp_path / "model.gguf", reference)
+    logits = logits_of(tmp_path / "model.gguf")
+    torch.testing.assert_close(logits, logits_of(tmp_path), rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits, reference_logits(reference, PROMPT), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("quantisation", ["F16", "BF16", "Q8_0", "Q5_1", "Q4_0", "Q4_1"])
+def test_quantised_matrices_are_those_that_the_file_says(tmp_path: Path, quantisation: str) -> None:
+    """The reference computes in float32 with each matrix quantised and dequantised in its Hugging Face row order."""
+    kind = Quantisation[quantisation]
+    reference = tiny_model("llama", intermediate_size=128)
+    write_gguf(tmp_path / "model.gguf", reference, kind)
+    with torch.no_grad():
+        for weight in reference.parameters():
+            if weight.dim() == 2:
+                values = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
+                weight.copy_(torch.from_numpy(values))
+    expected = reference_logits(reference, PROMPT)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_runs_of_rows_come_together_in_order(tmp_path: Path) -> None:
+    """The embedding is large enough to be dequantised in several runs by several threads."""
+    reference = tiny_model("llama", vocab_size=20_011, tie_word_embeddings=True)
+    write_gguf(tmp_path / "model.gguf", reference)
+    torch.set_num_threads(3)
+    embedding = load_model(tmp_path / "model.gguf").weights.embedding
+    torch.set_num_threads(1)
+    assert torch.equal(embedding, reference.get_input_embeddings().weight)
+
+
+def test_llama3_frequencies_come_from_rope_freqs(tmp_path: Path) -> None:
+    reference = tiny_model("llama", rope_parameters=dict(ROPE["llama3"]))
+    plain, _ = LlamaRotaryEmbedding.compute_default_rope_parameters(reference.config)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](reference.config)
+    assert not torch.equal(plain, scaled)
+    write_gguf(tmp_path / "model.gguf", reference, rope_factors=(plain / scaled).numpy())
+    expected = reference_logits(reference, PROMPT)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "yarn"])
+def test_scaled_rope_comes_from_the_metadata(tmp_path: Path, rope_type: str) -> None:
+    reference = tiny_model("qwen2", rope_parameters=dict(ROPE[rope_type]))
+
+    def scaling(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope_type))
+        writer.add_rope_scaling_factor(4.0)
+        writer.add_rope_scaling_orig_ctx_len(64)
+
+    write_gguf(tmp_path / "model.gguf", reference, metadata=scaling)
+    expected = reference_logits(reference, PROMPT)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_a_window_comes_from_the_metadata(tmp_path: Path) -> None:
+    reference = tiny_model("mistral", sliding_window=20)
+    write_gguf(tmp_path / "model.gguf", reference, metadata=lambda writer: writer.add_sliding_window(20))
+    expected = reference_logits(reference, PROMPT)
+    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
+
+
+def test_metadata_becomes_the_configuration(tmp_path: Path) -> None:
+    def ids(writer: gguf.GGUFWriter) -> None:
+        writer.add_eot_token_id(9)
+        writer.add_uint32("tokenizer.ggml.eom_token_id", 2)
+
+    save_tiny_model(tmp_path, "qwen3")
+    write_gguf(tmp_path / "model.gguf", tiny_model("qwen3"), metadata=ids)
+    config, same = read_model_config(tmp_path / "model.gguf"), read_model_config(tmp_path)
+    assert config.eos_token_ids == (2, 9)
+    assert config.bos_token_id == 1
+    assert config.rms_norm_eps == pytest.approx(same.rms_norm_eps)
+    names = set(vars(same)) - {"eos_token_ids", "rms_norm_eps"}
+    assert {name: getattr(config, name) for name in names} == {name: getattr(same, name) for name in names}
+
+
+def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
+    def everything(writer: gguf.GGUFWriter) -> None:
+        writer.add_uint8("x.u8", 200)
+        writer.add_int8("x.i8", -7)
+        writer.add_uint16("x.u16", 60_000)
+        writer.add_int16("x.i16", -300)
+        writer.add_int32("x.i32", -70_000)
+        writer.add_uint64("x.u64", 2**63)
+        writer.add_int64("x.i64", -(2**40))
+        writer.add_float64("x.f64", 0.1)
+        writer.add_bool("x.bool", True)
+        writer.add_string("x.text", "é😀")
+        writer.add_array("x.texts", ["", "b"])
+        writer.add_array("x.numbers", [1, 2, 3])
+
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"), metadata=everything)
+    metadata = GgufFile(tmp_path / "model.gguf").metadata
+    assert {key: value for key, value in metadata.items() if key.startswith("x.")} == {
+        "x.u8": 200,
+        "x.i8": -7,
+        "x.u16": 60_000,
+        "x.i16": -300,
+        "x.i32": -70_000,
+        "x.u64": 2**63,
+        "x.i64": -(2**40),
+        "x.f64": 0.1,
+        "x.bool": True,
+        "x.text": "é😀",
+        "x.texts": ["", "b"],
+        "x.numbers": [1, 2, 3],
+    }
+
+
+REFUSED: dict[str, tuple[Callable[[gguf.GGUFWriter], Any], str]] = {
+    "experts": (lambda writer: writer.add_expert_count(8), "expert_count = 8"),
+    "unknown key": (lambda writer: writer.add_logit_scale(0.5), r"llama\.logit_scale = 0.5 is unknown"),
+    "partial rotary": (lambda writer: writer.add_rope_dimension_count(32), "rope.dimension_count = 32.*only 64"),
+    "rope type": (
+        lambda writer: (
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+            writer.add_rope_scaling_factor(2.0),
+        ),
+        "longrope",
+    ),
+    "split": (lambda writer: writer.add_uint16("split.count", 3), "split.count = 3"),
+    "alignment": (lambda writer: writer.add_uint32("general.alignment", 24), "general.alignment.*24"),
+    "layers differ": (
+        lambda writer: writer.add_array("llama.attention.sliding_window", [32, 64]),
+        r"\[32, 64\] differs among the layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_computed_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    metadata, message = REFUSED[case]
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"), metadata=metadata)
+    with pytest.raises((UnsupportedModelError, WeightsError), match=message):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=r"general\.architecture = 'gemma'"):
+        read_model_config(tmp_path / "model.gguf")
+
+
+def test_an_unexpected_tensor_is_named_as_in_the_file(tmp_path: Path) -> None:
+    metadata = lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((2, 32), np.float32))  # noqa: E731
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"), metadata=metadata)
+    with pytest.raises(WeightsError, match=r"unexpected tensor 'blk\.0\.ffn_gate_exps\.weight'"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_a_tensor_of_integers_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    norm = model.model.norm.weight
+    del model.model.norm.weight
+    metadata = lambda writer: writer.add_tensor("output_norm.weight", norm.detach().int().numpy())  # noqa: E731
+    write_gguf(tmp_path / "model.gguf", model, metadata=metadata)
+    with pytest.raises(WeightsError, match=r"'output_norm\.weight' is stored as I32"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_rope_freqs_of_another_size_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama"), rope_factors=np.ones(16))
+    with pytest.raises(WeightsError, match=r"'rope_freqs\.weight' must have the shape \(32,\), got \(16,\)"):
+        load_model(tmp_path / "model.gguf")
+
+
+def test_a_missing_tensor_is_named_as_in_the_file(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.config.num_hidden_layers = 3
+    write_gguf(tmp_path / "model.gguf", model)
+    with pytest.raises(WeightsError, match=r"missing tensor 'blk\.2\.attn_norm\.weight' of layer 3"):
+        load_model(tmp_path / "model.gguf")
+
+
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_gguf(path, tiny_model("llama", vocab_size=32))
+    return path.read_bytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True) | st.floats(0, 0.02))
+def test_a_file_cut_off_anywhere_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, whole_file: bytes, share: float
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "cut.gguf"
+    path.write_bytes(whole_file[: int(share * len(whole_file))])
+    with pytest.raises(WeightsError, match=r"cut\.gguf"):
+        GgufFile(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(position=st.integers(0, 4000), value=st.integers(0, 255))
+def test_a_damaged_header_is_refused_or_read(
+    tmp_path_factory: pytest.TempPathFactory, whole_file: bytes, position: int, value: int
+) -> None:
+    """One byte of the header is wrong: no error but ours, and at once, however large the file claims its parts."""
+    path = tmp_path_factory.getbasetemp() / "damaged.gguf"
+    path.write_bytes(whole_file[:position] + bytes([value]) + whole_file[position + 1 :])
+    with contextlib.suppress(WeightsError, UnsupportedModelError):
+        file = GgufFile(path)
+        config = parse_gguf_config(file)
+        check_tensors(config, GgufSource(file, config))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"PK\x03\x04 and so on", "is not a GGUF file: it begins with b'PK"),
+        (b"GGUF\x00\x00\x00\x03", "is a big-endian file"),
+        (b"GGUF\x01\x00\x00\x00", "is version 1"),
+    ],
+)
+def test_other_files_are_told_apart(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match=message):
+        load_model(path)
+
+
+def transformers_gguf_model(path: Path) -> PreTrainedModel:
+    """What `from_pretrained(gguf_file=...)` builds, without the accelerate package that it asks for."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.slow
+def test_the_default_model_gives_transformers_logits() -> None:
+    path = default_model_path()
+    decoder = load_model(path)
+    reference = transformers_gguf_model(path)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    token_ids = tokenizer(
+        "<|im_start|>user\nExplain why the sky is blue, and why sunsets are red, to a ten-year-old child.<|im_end|>\n"
+        "<|im_start|>assistant\nThe sky is blue because of something called scattering."
+    )["input_ids"]
+    runner = PagedRunner(decoder)
+    half = len(token_ids) // 2
+    first = runner.step(chunks={"a": token_ids[:half]})["a"]
+    rest = [runner.step(decodes={"a": token})["a"] for token in token_ids[half:]]
+    torch.testing.assert_close(torch.cat([first, *rest]), reference_logits(reference, token_ids), rtol=0, atol=1e-3)
+    assert decoder.config.eos_token_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)

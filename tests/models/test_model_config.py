@@ -1,0 +1,206 @@
+"""A configuration is read in full, or refused with the key and the value that is not supported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cudaprefill.models import ModelConfig, UnsupportedModelError, WeightsError, read_model_config
+from cudaprefill.models.hf_config import parse_hf_config
+from cudaprefill.models.rope import RopeConfig
+
+BASE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **BASE}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None, **BASE}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **BASE}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64, **BASE}
+
+
+def test_every_field_of_a_llama() -> None:
+    assert parse_hf_config({**LLAMA, "bos_token_id": 1, "eos_token_id": 2}) == ModelConfig(
+        family="llama",
+        num_layers=4,
+        hidden_size=256,
+        intermediate_size=512,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_size=64,
+        vocab_size=1000,
+        max_model_len=2048,
+        rms_norm_eps=1e-6,
+        rope=RopeConfig(rope_type="default", theta=10000.0),
+        bos_token_id=1,
+        eos_token_ids=(2,),
+    )
+
+
+def test_what_tells_the_families_apart() -> None:
+    def traits(config: dict[str, Any]) -> tuple[str, bool, bool, bool, bool]:
+        parsed = parse_hf_config(config)
+        return parsed.family, parsed.qkv_bias, parsed.o_bias, parsed.mlp_bias, parsed.qk_norm
+
+    assert traits(LLAMA) == ("llama", False, False, False, False)
+    assert traits({**LLAMA, "attention_bias": True, "mlp_bias": True}) == ("llama", True, True, True, False)
+    assert traits(MISTRAL) == ("mistral", False, False, False, False)
+    assert traits(QWEN2) == ("qwen2", True, False, False, False)
+    assert traits(QWEN3) == ("qwen3", False, False, False, True)
+    assert traits({**QWEN3, "attention_bias": True}) == ("qwen3", True, True, False, True)
+
+
+def test_the_family_may_come_from_model_type_alone() -> None:
+    assert parse_hf_config({**BASE, "model_type": "qwen2"}).family == "qwen2"
+
+
+def test_an_explicit_head_size_wins_over_the_quotient() -> None:
+    assert parse_hf_config({**LLAMA, "head_dim": 128}).head_size == 128
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({**MISTRAL, "sliding_window": 100}, 100),
+        ({**MISTRAL, "sliding_window": None}, 0),
+        ({**MISTRAL, "sliding_window": 2048}, 0),  # as long as the context: hides nothing
+        ({**{k: v for k, v in MISTRAL.items() if k != "sliding_window"}, "max_position_embeddings": 8192}, 4096),
+        ({**QWEN2, "sliding_window": 100}, 0),
+        ({**QWEN2, "sliding_window": 100, "use_sliding_window": False}, 0),
+        ({**QWEN2, "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 4}, 0),
+        ({**QWEN2, "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 0}, 100),
+        ({**QWEN3, "sliding_window": 9000, "use_sliding_window": True, "max_window_layers": 2}, 0),
+        ({**QWEN3, "layer_types": ["full_attention"] * 4}, 0),
+        ({**QWEN3, "layer_types": ["sliding_attention"] * 4, "use_sliding_window": True, "sliding_window": 9}, 9),
+    ],
+)
+def test_the_window_is_that_of_transformers(config: dict[str, Any], window: int) -> None:
+    assert parse_hf_config(config).window == window
+
+
+def test_yarn_stretches_the_length_that_the_model_is_made_for() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    assert parse_hf_config({**QWEN2, "rope_scaling": yarn}).max_model_len == 8192
+    assert parse_hf_config({**QWEN2, "rope_scaling": yarn, "max_position_embeddings": 9000}).max_model_len == 9000
+
+
+@pytest.mark.parametrize(
+    ("generation", "bos", "eos"),
+    [
+        ({}, 1, (2,)),
+        ({"eos_token_id": [7, 8], "bos_token_id": 3}, 3, (7, 8)),
+        ({"eos_token_id": None}, 1, (2,)),
+        ({"eos_token_id": 0}, 1, (0,)),
+    ],
+)
+def test_the_ids_of_the_generation_config_win(generation: dict[str, Any], bos: int, eos: tuple[int, ...]) -> None:
+    config = parse_hf_config({**LLAMA, "bos_token_id": 1, "eos_token_id": 2}, generation)
+    assert (config.bos_token_id, config.eos_token_ids) == (bos, eos)
+
+
+def test_ids_may_be_absent() -> None:
+    config = parse_hf_config(QWEN2)
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+
+
+def test_keys_that_change_nothing_are_ignored() -> None:
+    extra = {
+        "initializer_range": 0.02,
+        "rope_interleaved": False,
+        "quantization_config": None,
+        "transformers.js_config": {"dtype": "q4"},
+        "partial_rotary_factor": 1.0,
+        "num_experts": 0,
+    }
+    assert parse_hf_config({**LLAMA, **extra}) == parse_hf_config(LLAMA)
+
+
+REFUSED = [
+    (LLAMA, {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "model_type = 'gemma'"),
+    (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+    (LLAMA, {"architectures": ["MistralForCausalLM"]}, "contradicts"),
+    (LLAMA, {"architectures": None, "model_type": None}, "architectures and model_type are missing"),
+    (LLAMA, {"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}, "modeling_own.Own"),
+    (LLAMA, {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu'"),
+    (LLAMA, {"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
+    (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+    (LLAMA, {"rope_interleaved": True}, "rope_interleaved = True"),
+    (LLAMA, {"num_local_experts": 8}, "num_local_experts = 8"),
+    (LLAMA, {"head_dim": 32}, "head size 32"),
+    (LLAMA, {"max_position_embeddings": 2**25}, "max_model_len must be at most 16777216, got 33554432"),
+    (LLAMA, {"num_attention_heads": 3, "hidden_size": 192}, "multiple of the 2 KV heads, got 3"),
+    (LLAMA, {"hidden_size": 257}, "hidden_size 257 is not a multiple of num_attention_heads 4"),
+    (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
+    (LLAMA, {"vocab_size": "1000"}, "vocab_size must be an integer of at least 1, got '1000'"),
+    (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
+    (LLAMA, {"rms_norm_eps": -1e-6}, "rms_norm_eps must be a number above 0"),
+    (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
+    (LLAMA, {"eos_token_id": [2, "x"]}, "eos_token_id.*'x'"),
+    (LLAMA, {"sliding_window": 512}, "sliding_window = 512"),
+    (LLAMA, {"layer_types": ["sliding_attention"] * 4}, "no window is set"),
+    (MISTRAL, {"attention_bias": True}, "attention_bias = True"),
+    (MISTRAL, {"sliding_window": 64, "layer_types": ["full_attention"] * 4}, "window of 64 in 0 of 4 layers"),
+    (QWEN2, {"mlp_bias": True}, "mlp_bias = True"),
+    (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}, "64 in 1 of 4 layers"),
+    (QWEN3, {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types.*linear_attention"),
+    (QWEN3, {"layer_types": ["full_attention"]}, "for each of 4 layers"),
+    (QWEN2, {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, "rope_type = 'mrope'"),
+    (QWEN2, {"rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]}}, "mrope_section = "),
+    (LLAMA, {"rope_theta": 1.0}, "theta must be above 1, got 1.0"),
+    (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+    (LLAMA, {"rope_scaling": {"type": "linear"}}, "factor is missing"),
+    (LLAMA, {"rope_scaling": {"type": "linear", "factor": -2}}, "factor must be a number above 0, got -2"),
+    (LLAMA, {"rope_scaling": {"type": "yarn", "factor": 2.0, "finetuned": True}}, "finetuned = True is unknown"),
+    (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor = 0.25"),
+    (LLAMA, {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "full_attention = "),
+    (
+        LLAMA,
+        {"rope_scaling": {"type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+        "high_freq_factor must be above 4.0, got 4.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("base", "change", "message"), REFUSED, ids=[case[2] for case in REFUSED])
+def test_what_is_not_computed_is_refused_by_name(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        parse_hf_config({**base, **change})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["num_layers", "hidden_size", "intermediate_size", "num_q_heads", "num_kv_heads", "vocab_size", "max_model_len"],
+)
+def test_sizes_are_at_least_one(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{name} must be at least 1, got 0"):
+        dataclasses.replace(parse_hf_config(LLAMA), **{name: 0})
+
+
+def test_a_folder_is_read_with_its_generation_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5]}))
+    assert read_model_config(tmp_path).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "not valid JSON"), ("[1]", "JSON object, got list")])
+def test_a_damaged_config_json_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(WeightsError, match=f"config.json.*{message}"):
+        read_model_config(tmp_path)
+
+
+def test_a_folder_without_config_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"config\.json does not exist"):
+        read_model_config(tmp_path)
