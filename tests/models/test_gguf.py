@@ -76,6 +76,21 @@ def test_quantised_matrices_are_those_that_the_file_says(tmp_path: Path, quantis
     torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_are_rounded_as_torch_rounds(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Among them ties between two neighbours of each kind, infinities, NaN, and what is too large or too small."""
+    values = torch.randint(-(2**31), 2**31, (96 * 96,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    values[:4096] = (values[:4096] & ~0xFFFF) | 0x8000
+    values[4096:6000] &= ~0xFFF
+    reference = tiny_model("llama", vocab_size=96, tie_word_embeddings=True)
+    with torch.no_grad():
+        reference.get_input_embeddings().weight.copy_(values.view(torch.float32).view(96, 96))
+    write_gguf(tmp_path / "model.gguf", reference)
+    embedding = load_model(tmp_path / "model.gguf", dtype=str(dtype).removeprefix("torch.")).weights.embedding
+    expected = values.view(torch.float32).view(96, 96).to(dtype)
+    torch.testing.assert_close(embedding, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_runs_of_rows_come_together_in_order(tmp_path: Path) -> None:
     """The embedding is large enough to be dequantised in several runs by several threads."""
     reference = tiny_model("llama", vocab_size=20_011, tie_word_embeddings=True)

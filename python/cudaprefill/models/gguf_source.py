@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import gguf
@@ -73,32 +72,30 @@ class GgufSource:
 
     def copy_into(self, name: str, out: Tensor) -> None:
         tensor, order = self._tensors[name], self._row_order(name)
+        on_host = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
         if len(tensor.shape) == 1:
             values = tensor.dequantise(tensor.rows)[0]
-            out.copy_(torch.from_numpy(values if order is None else values[order]))
-            return
-        for start, rows in self._dequantised(tensor, order):
-            out[start : start + rows.shape[0]].copy_(torch.from_numpy(rows))
+            _assign(on_host, values if order is None else values[order])
+        else:
+            self._dequantise_into(on_host, tensor, order)
+        if on_host is not out:
+            out.copy_(on_host)
 
     def close(self) -> None:
         self._threads.shutdown()
 
-    def _dequantised(
-        self, tensor: GgufTensor, order: npt.NDArray[np.intp] | None
-    ) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
-        """Runs of rows, each with the number of its first; as many at a time as there are threads."""
+    def _dequantise_into(self, out: Tensor, tensor: GgufTensor, order: npt.NDArray[np.intp] | None) -> None:
+        """Runs of rows, each by one thread. NumPy alone: a torch copy in each thread would start a team of its own."""
         num_rows, run = tensor.rows.shape[0], max(1, _RUN_ELEMENTS // tensor.shape[-1])
 
-        def dequantise(start: int) -> tuple[int, npt.NDArray[np.float32]]:
+        def dequantise(start: int) -> None:
             rows = slice(start, start + run) if order is None else order[start : start + run]
-            return start, tensor.dequantise(tensor.rows[rows])
+            _assign(out[start : start + run], tensor.dequantise(tensor.rows[rows]))
 
         if num_rows <= run:
-            yield dequantise(0)
-            return
-        starts = range(0, num_rows, run)
-        for first in range(0, len(starts), self._num_threads):
-            yield from self._threads.map(dequantise, starts[first : first + self._num_threads])
+            dequantise(0)
+        else:
+            list(self._threads.map(dequantise, range(0, num_rows, run)))
 
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """The row of the file for each row of the Hugging Face tensor; None where they are the same.
@@ -113,6 +110,17 @@ class GgufSource:
         rows = np.arange(num_heads * config.head_size).reshape(num_heads, config.head_size // 2, 2)
         order: npt.NDArray[np.intp] = rows.swapaxes(1, 2).reshape(-1)
         return order
+
+
+def _assign(out: Tensor, values: npt.NDArray[np.float32]) -> None:
+    """Rounds `values` to the dtype of `out`, a tensor in host memory, as torch does: to infinity beyond the largest."""
+    if out.dtype != torch.bfloat16:
+        with np.errstate(over="ignore"):
+            out.numpy()[...] = values
+        return
+    bits = values.view(np.uint32)
+    to_nearest_even = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    out.view(torch.uint16).numpy()[...] = np.where(np.isnan(values), np.uint32(0x7FC0), to_nearest_even)
 
 
 def _hf_name(name: str) -> str:
