@@ -1,14 +1,16 @@
-// The Python module of the emulation: importing it registers the emulated kernels as the CPU backend of a torch library
-// of its own, whose ops the tests define with the schemas of the real one. Its functions set the device up.
+// The Python module of the emulation. The tests load it once with the kernels as they are, and once for every mutant of
+// them (tests/emu/mutants.py), each under a torch library of its own; its other functions set the device up.
 #include <pybind11/pybind11.h>
 
 #include "csrc/emu/fault.h"
 #include "csrc/emu/machine.h"
+#include "csrc/emu/register_emulated.h"
 
-PYBIND11_MODULE(CUDAPREFILL_EMU_MODULE, m) {
+PYBIND11_MODULE(_emulation, m) {
   using cudaprefill::emu::Counters;
   using cudaprefill::emu::Machine;
   pybind11::register_local_exception<cudaprefill::emu::Fault>(m, "Fault", PyExc_RuntimeError);
+  m.def("register_kernels", &cudaprefill::emu::register_emulated);
   m.def("set_seed", [](uint64_t seed) { Machine::instance().set_seed(seed); });
   m.def("set_num_multiprocessors", [](int n) { Machine::instance().set_num_multiprocessors(n); });
   m.def("reset_counters", [] { Machine::instance().counters() = Counters{}; });

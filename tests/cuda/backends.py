@@ -24,13 +24,12 @@ OP_NAMES = (
     "silu_and_mul",
     "copy_blocks",
 )
+NOT_BUILT = "the emulation is not built (CUDAPREFILL_BUILD_TESTS=OFF)"
 _libraries: dict[str, torch.library.Library] = {}
 
 
 def define_library(name: str) -> None:
     """Defines the ops of ``cudaprefill`` in a torch library `name`, for a module of emulated kernels to implement."""
-    if name in _libraries:
-        return
     library = torch.library.Library(name, "DEF")
     for op in OP_NAMES:
         schema = str(getattr(torch.ops.cudaprefill, op).default._schema)
@@ -40,10 +39,11 @@ def define_library(name: str) -> None:
 
 def emulation():
     """The module of the emulated device, loaded once; a test that asks for it is skipped where it is not built."""
-    define_library("cudaprefill_emulated")
-    return pytest.importorskip(
-        "tests.emu._emulation", reason="the emulation is not built (CUDAPREFILL_BUILD_TESTS=OFF)"
-    )
+    module = pytest.importorskip("tests.emu._emulation", reason=NOT_BUILT)
+    if "cudaprefill_emulated" not in _libraries:
+        define_library("cudaprefill_emulated")
+        module.register_kernels("cudaprefill_emulated")
+    return module
 
 
 def on_cuda(op: torch._ops.OpOverload) -> Callable[..., object]:
@@ -62,21 +62,33 @@ def on_cuda(op: torch._ops.OpOverload) -> Callable[..., object]:
     return call
 
 
+def functions_of(library: str) -> dict[str, Callable[..., object]]:
+    """The ops of a torch library by name."""
+    return {op: getattr(getattr(torch.ops, library), op).default for op in OP_NAMES}
+
+
+@contextmanager
+def ops_replaced_by(functions: dict[str, Callable[..., object]]) -> Iterator[None]:
+    """While it lasts, these functions stand in `cudaprefill.ops`."""
+    with pytest.MonkeyPatch.context() as patch:
+        for op, function in functions.items():
+            patch.setattr(ops, op, function)
+        yield
+
+
 @contextmanager
 def backend_of_ops(name: str) -> Iterator[None]:
     """While it lasts, `cudaprefill.ops` is that of the backend: "cpu", "emulated" or "cuda"."""
     if name == "emulated":
         emulation()
-        functions = {op: getattr(torch.ops.cudaprefill_emulated, op).default for op in OP_NAMES}
+        functions = functions_of("cudaprefill_emulated")
     elif name == "cuda":
         if not torch.cuda.is_available():
             pytest.skip("there is no CUDA device")
         functions = {op: on_cuda(getattr(torch.ops.cudaprefill, op).default) for op in OP_NAMES}
     else:
         functions = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for op, function in functions.items():
-            patch.setattr(ops, op, function)
+    with ops_replaced_by(functions):
         yield
 
 

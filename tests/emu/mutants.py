@@ -1,0 +1,206 @@
+"""Kernels with one fault each.
+
+A mutant replaces one piece of source text. CMake builds each from a copy of csrc/cuda that this script writes:
+
+    mutants.py --names
+    mutants.py NAME SOURCE_ROOT DIRECTORY
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`original` stands once in the file, relative to csrc/cuda/attention; `caught_by` is a case of test_mutants.py."""
+
+    name: str
+    file: str
+    original: str
+    replacement: str
+    caught_by: str
+    report: str  # a regular expression that the failure matches
+
+
+MUTANTS = (
+    Mutant(
+        "prefill_without_wait_for_keys",
+        "prefill.cuh",
+        "ptx::wait_for_copies<1>();  // the keys",
+        "// the keys",
+        "chunks",
+        "ldmatrix: reads shared memory that an unfinished cp.async is about to write",
+    ),
+    Mutant(
+        "prefill_without_wait_for_values",
+        "prefill.cuh",
+        "ptx::wait_for_copies<1>();  // the values",
+        "// the values",
+        "chunks",
+        "ldmatrix: reads shared memory that an unfinished cp.async is about to write",
+    ),
+    Mutant(
+        "prefill_without_barrier_for_keys",
+        "prefill.cuh",
+        "__syncthreads();            // for all warps",
+        "// for all warps",
+        "chunks",
+        "race|unfinished cp.async",
+    ),
+    Mutant(
+        "prefill_without_barrier_between_items",
+        "prefill.cuh",
+        "__syncthreads();  // the next item",
+        "// the next item",
+        "chunks",
+        "race|unfinished cp.async",
+    ),
+    Mutant(
+        "prefill_overwrites_the_tile_in_use",
+        "prefill.cuh",
+        "copy_tile(key_tile(1 - stage), keys, key + kKeys);",
+        "copy_tile(key_tile(stage), keys, key + kKeys);",
+        "chunks",
+        "race|unfinished cp.async",
+    ),
+    Mutant(
+        "decode_without_wait",
+        "decode.cuh",
+        "ptx::wait_for_copies<kStages - 2>();",
+        "",
+        "decodes",
+        "ldmatrix: reads shared memory that an unfinished cp.async is about to write",
+    ),
+    Mutant(
+        "decode_without_warp_barrier",
+        "decode.cuh",
+        "__syncwarp();  // the piece",
+        "// the piece",
+        "decodes",
+        "race|unfinished cp.async",
+    ),
+    Mutant(
+        "decode_without_barrier_before_merge",
+        "decode.cuh",
+        "  ptx::wait_for_copies<0>();\n  __syncthreads();",
+        "  ptx::wait_for_copies<0>();",
+        "decodes",
+        "race",
+    ),
+    Mutant(
+        "mask_off_by_one",
+        "prefill.cuh",
+        "column > position)",
+        "column > position + 1)",
+        "chunks",
+        "error .*, in torch|nan",
+    ),
+    Mutant(
+        "window_off_by_one",
+        "prefill.cuh",
+        "position - launch.op.window + 1 : 0;\n#pragma unroll",
+        "position - launch.op.window : 0;\n#pragma unroll",
+        "windows",
+        "error .*, in torch|nan",
+    ),
+    Mutant(
+        "unmasked_edge_tile",
+        "prefill.cuh",
+        "key + kKeys > all_see_to",
+        "key > all_see_to",
+        "chunks",
+        "error .*, in torch|nan",
+    ),
+    Mutant(
+        "swapped_key_fragment",
+        "products.cuh",
+        "row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2",
+        "row + lane % 8 + lane / 8 % 2 * 8, 2 * k + lane / 16",
+        "chunks",
+        "error .*, in torch|nan",
+    ),
+    Mutant(
+        "offsets_in_32_bits",
+        "pages.cuh",
+        "return data + block * block_stride",
+        "return data + static_cast<int32_t>(block * block_stride)",
+        "a large cache",
+        "invalid global read of 16 bytes by cp.async: at byte -",
+    ),
+    Mutant(
+        "table_read_past_its_end",
+        "pages.cuh",
+        "const bool any = key + rows > first && key < last;",
+        "const bool any = true;",
+        "an exact table",
+        r"invalid global read of 4 bytes: at byte \d+ of block_table, which has 20 bytes",
+    ),
+    Mutant(
+        "slots_read_past_the_context",
+        "pages.cuh",
+        "key + r >= first && key + r < last;",
+        "any;",
+        "chunks",
+        "error nan",
+    ),
+    Mutant(
+        "splits_not_weighted",
+        "partial.cuh",
+        "const float weight = ptx::exp2_fast(log_sum - highest);",
+        "const float weight = 1;",
+        "splits",
+        "error .*, in torch",
+    ),
+    Mutant(
+        "splits_not_normalised",
+        "partial.cuh",
+        "const float scale = weights > 0 ? 1 / weights : 0.0f;",
+        "const float scale = 1;",
+        "splits",
+        "error .*, in torch",
+    ),
+    Mutant(
+        "empty_splits_are_read",
+        "partial.cuh",
+        "if (log_sum == kMinusInfinity) continue;",
+        "",
+        "splits",
+        "error nan",
+    ),
+    Mutant(
+        "earlier_output_not_rescaled",
+        "softmax.cuh",
+        "out[n][2 * half] *= correction;",
+        "",
+        "chunks",
+        "error .*, in torch",
+    ),
+)
+
+
+def write_mutant(mutant: Mutant, source_root: Path, directory: Path) -> None:
+    """Writes a copy of csrc/cuda with the fault in it under `directory`."""
+    original_tree, tree = source_root / "csrc/cuda", directory / "csrc/cuda"
+    shutil.rmtree(tree, ignore_errors=True)
+    shutil.copytree(original_tree, tree)
+    path = tree / "attention" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.original) != 1:
+        raise SystemExit(
+            f"mutant {mutant.name}: {mutant.file} has {text.count(mutant.original)} places, not 1, that read\n"
+            f"{mutant.original}"
+        )
+    path.write_text(text.replace(mutant.original, mutant.replacement))
+    shutil.rmtree(tree / "ptx")  # the machine has its own
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--names"]:
+        sys.stdout.write(";".join(mutant.name for mutant in MUTANTS))
+    else:
+        chosen, root, where = sys.argv[1:]
+        write_mutant(next(m for m in MUTANTS if m.name == chosen), Path(root), Path(where))

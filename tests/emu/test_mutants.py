@@ -1,0 +1,89 @@
+"""The tests see the faults that they are there for: each mutant of the kernels fails, in the way that it must."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cudaprefill import ops
+from tests.cuda.backends import NOT_BUILT, define_library, emulation, functions_of, ops_replaced_by
+from tests.cuda.test_attention import decode, half_batch, prefill
+from tests.emu.mutants import MUTANTS, Mutant
+from tests.ops.attention_reference import assert_batch_as_exact_as_torch
+
+
+def chunks(device):
+    device.set_num_multiprocessors(1)  # two thread blocks, so that one takes several items
+    batch = half_batch([40, 3, 0, 90], [140, 3, 0, 90], num_q_heads=2, num_kv_heads=1)
+    assert_batch_as_exact_as_torch(prefill(batch), batch)
+
+
+def windows(device):
+    batch = half_batch([70], [200], num_q_heads=2, num_kv_heads=1)
+    assert_batch_as_exact_as_torch(prefill(batch, window=30), batch, window=30)
+
+
+def decodes(device):
+    device.set_num_multiprocessors(1)
+    batch = half_batch([1, 1], [30, 400], num_q_heads=2, num_kv_heads=1)
+    assert_batch_as_exact_as_torch(decode(batch), batch)
+
+
+def splits(device):
+    device.set_num_multiprocessors(16)
+    batch = half_batch([1, 1, 1], [33, 2100, 0], num_q_heads=2, num_kv_heads=1)
+    assert_batch_as_exact_as_torch(decode(batch), batch)
+
+
+def a_large_cache(device):
+    cache = torch.empty(140_000, 16, 16, 64, dtype=torch.bfloat16)
+    cache[139_999] = 0
+    q = torch.zeros(1, 16, 64, dtype=torch.bfloat16)
+    table = torch.tensor([[139_999]], dtype=torch.int32)
+    lens = torch.tensor([16], dtype=torch.int32)
+    ops.decode_attention(q, cache, cache, table, lens, torch.empty_like(q), 1.0)
+
+
+def an_exact_table(device):
+    batch = half_batch([20], [70], num_q_heads=2, num_kv_heads=1)
+    batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
+    assert_batch_as_exact_as_torch(prefill(batch), batch)
+
+
+CASES = {
+    "an exact table": an_exact_table,
+    "chunks": chunks,
+    "windows": windows,
+    "decodes": decodes,
+    "splits": splits,
+    "a large cache": a_large_cache,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_pass_what_their_mutants_fail(emulated, case):
+    CASES[case](emulated)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fails(mutant: Mutant):
+    emulation()  # skips where nothing is built
+    built = list(Path(__file__).with_name("_mutants").joinpath(mutant.name).glob("_emulation.*"))
+    if not built:
+        pytest.skip(NOT_BUILT)
+    spec = importlib.util.spec_from_file_location(f"tests.emu._mutants.{mutant.name}._emulation", built[0])
+    device = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(device)
+    library = f"cudaprefill_mutant_{mutant.name}"
+    define_library(library)
+    device.register_kernels(library)
+    with (
+        ops_replaced_by(functions_of(library)),
+        pytest.raises((RuntimeError, AssertionError), match=re.compile(mutant.report)),
+    ):
+        CASES[mutant.caught_by](device)
