@@ -52,7 +52,6 @@ def test_seeded_draws_follow_the_distribution(fields: dict[str, Any], vocab_size
 
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(range(len(KINDS))), min_size=1, max_size=6), st.booleans())
-@settings(deadline=None)
 def test_the_drawn_token_is_where_the_uniform_falls(seed: int, kinds: list[int], wide: bool) -> None:
     """Against a cumulative distribution in float64, in the order of token ids."""
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +75,7 @@ def test_the_drawn_token_is_where_the_uniform_falls(seed: int, kinds: list[int],
 
 
 @given(st.integers(0, 2**32), st.permutations(range(2 * len(KINDS))), st.integers(1, 2 * len(KINDS)))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_neighbours_change_nothing(seed: int, order: list[int], count: int) -> None:
     """A row alone and among any others, in any order and at any row: the same token."""
     logits = torch.randn(2 * len(KINDS), 400, generator=torch.Generator().manual_seed(seed)) * 3

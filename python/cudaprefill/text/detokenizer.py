@@ -20,7 +20,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend
         self._skipped = tokenizer.control_token_ids if skip_special_tokens else frozenset()
         self._byte_token_ids = tokenizer.byte_token_ids
         self._stream = DecodeStream()
@@ -31,13 +31,13 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token decides; often none."""
-        if token_id in self._skipped:
+        if token_id in self._skipped or self._backend.id_to_token(token_id) is None:
             return ""
         self._run.append(token_id)
         if token_id in self._byte_token_ids:
             return ""
         run, self._run = self._run, []
-        text: str | None = self._stream.step(self._tokenizer.backend, run)
+        text: str | None = self._stream.step(self._backend, run)
         if text is None:
             self._held += run
             return self._release_invalid() if len(self._held) >= self._hold_limit else ""
@@ -71,4 +71,5 @@ class Detokenizer:
         return ""
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        text: str = self._backend.decode(token_ids, skip_special_tokens=False)
+        return text

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import pre_tokenizers
+_DIGITS_THEN_GPT2 = {
+    "type": "Sequence",
+    "pretokenizers": [
+        {"type": "Digits", "individual_digits": True},
+        {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    ],
+}
 
 # How a byte-level vocabulary of a GGUF file splits text, by its tokenizer.ggml.pre. transformers sets the patterns it
 # knows and leaves GPT-2's for everything else, which is right only for these:
@@ -46,28 +52,28 @@ def convert_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
         raise ValueError(f"tokenizer: {str(path)!r} cannot be read: {error}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"tokenizer: {str(path)!r} has none that the tokenizers library runs")
+    backend: str = tokenizer.backend_tokenizer.to_str()
+    special_tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
     if path.is_file():
-        _mend_splitting(tokenizer.backend_tokenizer, path)
+        backend, special_tokens = _mend(backend, special_tokens, path)
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
-    special_tokens = {
-        name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)
-    }
-    return TokenizerFiles(tokenizer.backend_tokenizer.to_str(), special_tokens, template)
+    return TokenizerFiles(backend, special_tokens, template)
 
 
-def _mend_splitting(backend: Any, path: Path) -> None:
-    """Gives a byte-level tokenizer made from a GGUF file the splitting that the file names."""
+def _mend(backend: str, special_tokens: dict[str, str], path: Path) -> tuple[str, dict[str, str]]:
+    """Makes of the conversion what the GGUF file says, where transformers adds to it or leaves out of it."""
     from cudaprefill.models.gguf import GgufFile
 
-    metadata = GgufFile(path).metadata
-    if metadata.get("tokenizer.ggml.model") != "gpt2":
-        return
-    pre = metadata.get("tokenizer.ggml.pre")
-    if pre in SINGLE_DIGITS:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
-    elif pre not in GPT2_PATTERN and json.loads(backend.to_str())["pre_tokenizer"]["type"] == "ByteLevel":
-        raise ValueError(f"tokenizer: {str(path)!r} has the unknown tokenizer.ggml.pre {pre!r}")
+    metadata, content = GgufFile(path).metadata, json.loads(backend)
+    # Default tokens of the class that transformers chose get ids behind the file's, for which the model has no row.
+    known = set(metadata["tokenizer.ggml.tokens"])
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] in known]
+    if metadata["tokenizer.ggml.model"] == "gpt2":
+        pre = metadata.get("tokenizer.ggml.pre")
+        if pre in SINGLE_DIGITS:
+            content["pre_tokenizer"] = _DIGITS_THEN_GPT2
+        elif pre not in GPT2_PATTERN and content["pre_tokenizer"]["type"] == "ByteLevel":
+            raise ValueError(f"tokenizer: {str(path)!r} has the unknown tokenizer.ggml.pre {pre!r}")
+    return json.dumps(content), {name: token for name, token in special_tokens.items() if token in known}
