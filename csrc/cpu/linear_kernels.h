@@ -1,0 +1,15 @@
+// The two ways to multiply by a weight matrix; linear.cc chooses.
+#pragma once
+
+#include "csrc/cpu/isa.h"
+#include "csrc/ops/params.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+// Streams the weights once and forms dot products: bound by the reading of the weights while rows are few.
+void linear_few_rows(const LinearParams& params);
+
+// Packs blocks of the weights into tiles that stay in the caches while all rows pass by: bound by arithmetic.
+void linear_many_rows(const LinearParams& params);
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <memory>
+
+#include "csrc/cpu/linear_kernels.h"
+#include "csrc/cpu/parallel.h"
+#include "csrc/cpu/simd.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+namespace {
+
+// One tile: kTileRows rows of x times kTileOutputs outputs, its sums in registers (24, 12 and 8 vectors of the 32, 16
+// and 16 there are).
+//
+//                          kTileOutputs
+//                        +--------------+
+//        kTileRows  x[k] |     out      |   for each k: one row of the panel times kTileRows broadcast values of x
+//                        +--------------+
+//                        panel[k][....]
+constexpr int kTileRows = CUDAPREFILL_ISA_AVX512 ? 8 : CUDAPREFILL_ISA_AVX2 ? 6 : 4;
+constexpr int kTileVectors = CUDAPREFILL_ISA_AVX512 ? 3 : 2;
+constexpr int kTileOutputs = kTileVectors * Vec::kWidth;
+
+// A thread packs this much of the weights, at most 192 KiB, and passes all its rows of x by it: x comes from memory
+// once for kPanels * kTileOutputs outputs. Other sizes from 192 to 512 inputs and 1 to 4 panels were within 5 %.
+constexpr int64_t kPanels = 2;
+constexpr int64_t kBlockInputs = 512;
+constexpr int64_t kItemOutputs = kPanels * kTileOutputs;
+
+// Threads that find too few outputs to share also share the rows, and each packs its weights anew: worth it for so many
+// rows at least.
+constexpr int64_t kMinItemRows = 64;
+
+// kTileOutputs weight rows of which `count` exist, turned to [inputs][kTileOutputs]. The others repeat the last one:
+// what is made of them is never stored.
+template <class Weight>
+void pack_panel(const Weight* weights, int64_t stride, int64_t count, int64_t inputs, float* panel) {
+  for (int first = 0; first < kTileOutputs; first += Vec::kWidth) {
+    const auto row = [&](int i) { return weights + std::min<int64_t>(first + i, count - 1) * stride; };
+    const auto store_columns = [&](Vec(&square)[Vec::kWidth], int64_t k, int columns) {
+      transpose(square);
+      for (int i = 0; i < columns; ++i) store(panel + (k + i) * kTileOutputs + first, square[i]);
+    };
+    for_each_vector(
+        inputs,
+        [&](int64_t k) {
+          Vec square[Vec::kWidth];
+#pragma GCC unroll 16
+          for (int i = 0; i < Vec::kWidth; ++i) square[i] = load(row(i) + k);
+          store_columns(square, k, Vec::kWidth);
+        },
+        [&](int64_t k, int columns) {
+          Vec square[Vec::kWidth];
+          for (int i = 0; i < Vec::kWidth; ++i) square[i] = load_first(row(i) + k, columns);
+          store_columns(square, k, columns);
+        });
+  }
+}
+
+// A panel and what to do with it.
+struct Panel {
+  const float* data;
+  int64_t inputs;
+  const float* x;  // at the panel's first input
+  float* out;      // at the panel's first output
+  int64_t x_stride, out_stride;
+  int64_t count;      // outputs that exist
+  bool first_inputs;  // nothing is in `out` yet
+  const float* bias;  // at the panel's first output, or null
+};
+
+// What the sums from output `first` of the panel on are added to: those over the earlier inputs, or the bias.
+template <class Load>
+CUDAPREFILL_INLINE Vec before(const Panel& panel, const float* out, int64_t first, const Load& load_some) {
+  if (!panel.first_inputs) return load_some(out);
+  return panel.bias == nullptr ? zero() : load_some(panel.bias + first);
+}
+
+template <int kRows>
+void run_tile(const Panel& panel, int64_t row) {
+  Vec sums[kRows][kTileVectors];
+  const float* x[kRows];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+    x[m] = panel.x + (row + m) * panel.x_stride;
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) sums[m][v] = zero();
+  }
+  const float* at = panel.data;
+  for (int64_t k = 0; k < panel.inputs; ++k, at += kTileOutputs) {
+    Vec weight[kTileVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) weight[v] = load(at + v * Vec::kWidth);
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+      const Vec value = broadcast(x[m][k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kTileVectors; ++v) sums[m][v] = fma(value, weight[v], sums[m][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kTileVectors; ++v) {
+      const int64_t first = v * Vec::kWidth;
+      float* out = panel.out + (row + m) * panel.out_stride + first;
+      if (first + Vec::kWidth <= panel.count) {
+        store(out, sums[m][v] + before(panel, out, first, [](const float* from) { return load(from); }));
+      } else if (first < panel.count) {
+        const int count = static_cast<int>(panel.count - first);
+        const auto load_some = [&](const float* from) { return load_first(from, count); };
+        store_first(out, sums[m][v] + before(panel, out, first, load_some), count);
+      }
+    }
+  }
+}
+
+template <int kRows = kTileRows>
+void run_rows(const Panel& panel, int64_t row, int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return run_rows<kRows - 1>(panel, row, rows);
+  }
+  run_tile<kRows>(panel, row);
+}
+
+struct alignas(64) PackedWeights {
+  float data[kItemOutputs * kBlockInputs];
+};
+
+// The outputs first_output .. last_output - 1, at most kItemOutputs, of the rows first_row .. last_row - 1.
+template <class Weight>
+void run_item(const LinearParams& params, int64_t first_output, int64_t last_output, int64_t first_row,
+              int64_t last_row) {
+  thread_local const std::unique_ptr<PackedWeights> packed(new PackedWeights);
+  const int64_t blocks = std::max<int64_t>(1, (params.num_inputs + kBlockInputs - 1) / kBlockInputs);
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t k = block * params.num_inputs / blocks;
+    const int64_t inputs = (block + 1) * params.num_inputs / blocks - k;
+    Panel panels[kPanels];
+    int64_t num_panels = 0;
+    for (int64_t output = first_output; output < last_output; output += kTileOutputs) {
+      float* data = packed->data + num_panels * kTileOutputs * inputs;
+      const int64_t count = std::min<int64_t>(kTileOutputs, last_output - output);
+      pack_panel(static_cast<const Weight*>(params.weight) + output * params.weight_stride + k, params.weight_stride,
+                 count, inputs, data);
+      panels[num_panels++] = {.data = data,
+                              .inputs = inputs,
+                              .x = params.x + k,
+                              .out = params.out + output,
+                              .x_stride = params.x_stride,
+                              .out_stride = params.out_stride,
+                              .count = count,
+                              .first_inputs = block == 0,
+                              .bias = params.bias == nullptr ? nullptr : params.bias + output};
+    }
+    for (int64_t row = first_row; row < last_row; row += kTileRows) {
+      for (int64_t p = 0; p < num_panels; ++p) run_rows(panels[p], row, last_row - row);
+    }
+  }
+}
+
+}  // namespace
+
+void linear_many_rows(const LinearParams& params) {
+  const int64_t output_items = (params.num_outputs + kItemOutputs - 1) / kItemOutputs;
+  const int64_t wanted_row_items = 4 * torch::stable::get_num_threads() / std::max<int64_t>(1, output_items);
+  const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
+  const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
+  with_element_type(params.weight_dtype, [&](auto w) {
+    parallel_items(output_items * row_items, [&](int64_t item) {
+      const int64_t output = item % output_items * kItemOutputs;
+      const int64_t row = item / output_items * item_rows;
+      run_item<decltype(w)>(params, output, std::min(params.num_outputs, output + kItemOutputs), row,
+                            std::min(params.num_rows, row + item_rows));
+    });
+  });
+}
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA
