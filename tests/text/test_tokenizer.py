@@ -108,6 +108,13 @@ def test_ids_without_a_token_have_no_text(smollm2: Tokenizer) -> None:
     assert smollm2.decode([*smollm2.encode("ab"), 10**6]) == "ab"
 
 
+@pytest.mark.parametrize(
+    ("token", "text"), [("▁he", " he"), ("he", "he"), ("<0xE2>", "\ufffd"), ("</s>", "</s>"), ("▁▁", "  ")]
+)
+def test_a_single_token_shows_its_space(byte_fallback: Tokenizer, token: str, text: str) -> None:
+    assert byte_fallback.token_text(byte_fallback.backend.token_to_id(token)) == text
+
+
 @pytest.mark.parametrize("made", [made_tokenizers.byte_fallback, made_tokenizers.byte_level])
 def test_a_folder_is_read_as_transformers_reads_it(tmp_path: Path, made: object) -> None:
     from transformers import AutoTokenizer

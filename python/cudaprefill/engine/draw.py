@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from cudaprefill.engine.device_tensor import device_tensor
 from cudaprefill.engine.filters import column, descending, least_by_min_p, least_kept
 from cudaprefill.sampling_params import SamplingParams
 
@@ -62,7 +63,7 @@ def _drop_filtered(scaled: Tensor, params: Sequence[SamplingParams]) -> None:
     least = least_by_min_p(params, scaled.dtype, scaled.device)
     ranked = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
     if ranked:
-        rows = torch.tensor(ranked, device=scaled.device)
+        rows = device_tensor(ranked, torch.int64, scaled.device)
         least[rows] = least_kept(descending(scaled[rows]), [params[row] for row in ranked])
     if ranked or any(p.min_p > 0.0 for p in params):
         scaled.masked_fill_(scaled < least, -torch.inf)

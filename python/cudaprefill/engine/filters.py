@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cudaprefill.engine.device_tensor import device_tensor
 from cudaprefill.sampling_params import SamplingParams
 
 
@@ -59,4 +60,4 @@ def descending(logits: Tensor) -> Tensor:
 
 def column(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """One number a row, as [R, 1]."""
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)[:, None]
+    return device_tensor(values, dtype, device)[:, None]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudaprefill.engine.device_tensor import device_tensor
 from cudaprefill.outputs import Logprob, TokenLogprobs
 
 
@@ -17,7 +18,7 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], num_leading: Sequen
     do not show. A token's rank is one more than the number of tokens that are more likely.
     """
     all_logprobs = logits.log_softmax(-1)
-    places = torch.tensor(token_ids, device=logits.device)[:, None]
+    places = device_tensor(token_ids, torch.int64, logits.device)[:, None]
     ranks = (logits > logits.gather(1, places)).sum(-1).add_(1).tolist()
     sampled = all_logprobs.gather(1, places)[:, 0].tolist()
     values, leading = (part.tolist() for part in all_logprobs.topk(min(max(num_leading), logits.shape[1])))

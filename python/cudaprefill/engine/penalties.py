@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from cudaprefill.engine.device_tensor import device_tensor
+
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
@@ -79,7 +81,7 @@ def _add_bias(logits: Tensor, states: Sequence[SamplingState]) -> None:
     if any(biases):
         places = _places([np.fromiter(bias, np.int64, len(bias)) for bias in biases], logits)
         values = np.fromiter((value for bias in biases for value in bias.values()), np.float32)
-        logits[places] += torch.from_numpy(values).to(logits.device)
+        logits[places] += device_tensor(values, torch.float32, logits.device)
 
 
 def _penalize(logits: Tensor, states: Sequence[SamplingState]) -> None:
@@ -95,8 +97,8 @@ def _penalize(logits: Tensor, states: Sequence[SamplingState]) -> None:
         [(params.repetition_penalty, params.frequency_penalty, params.presence_penalty) for _, params, _ in counted],
         np.float32,
     )
-    repetition, frequency, presence = torch.from_numpy(penalties.repeat(lengths, axis=0).T.copy()).to(logits.device)
-    counts = torch.from_numpy(np.concatenate([tokens.counts for _, _, tokens in counted])).to(logits.device)
+    repetition, frequency, presence = device_tensor(penalties.repeat(lengths, axis=0).T, torch.float32, logits.device)
+    counts = device_tensor(np.concatenate([tokens.counts for _, _, tokens in counted]), torch.float32, logits.device)
     values = logits[places]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= frequency * counts + presence * (counts > 0)
@@ -107,4 +109,4 @@ def _places(token_ids: Sequence[npt.NDArray[np.int64]], logits: Tensor) -> tuple
     """Indices (row, token) of token_ids[i] in row i, one after the other."""
     rows = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
     columns = np.concatenate(token_ids)
-    return torch.from_numpy(rows).to(logits.device), torch.from_numpy(columns).to(logits.device)
+    return device_tensor(rows, torch.int64, logits.device), device_tensor(columns, torch.int64, logits.device)

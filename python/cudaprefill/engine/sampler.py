@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from cudaprefill.engine.device_tensor import device_tensor
 from cudaprefill.engine.draw import MAX_LEADING_TOP_K, NOT_COVERED, NOT_FINITE, draw, draw_leading
 from cudaprefill.engine.logprobs import token_logprobs
 from cudaprefill.engine.penalties import modify_logits
@@ -107,7 +108,7 @@ def _choose(way: int, logits: Tensor, outputs: Sequence[RowState]) -> Tensor:
     rows, states = [row for row, _ in outputs], [state for _, state in outputs]
     modified = any(state.modified for state in states)
     if modified or way == _WHOLE or rows != list(range(logits.shape[0])):
-        logits = logits.index_select(0, torch.tensor(rows, device=logits.device))
+        logits = logits.index_select(0, device_tensor(rows, torch.int64, logits.device))
     finite = None
     if modified:
         finite = torch.isfinite(logits.amax(-1))  # before a NaN may be masked
@@ -145,7 +146,7 @@ def _add_logprobs(result: SamplerOutput, logits: Tensor, outputs: Sequence[RowSt
     ]
     for part in _passes([outputs[place] for place in asked], logits):
         places, asked = asked[: len(part)], asked[len(part) :]
-        rows = torch.tensor([row for row, _ in part], device=logits.device)
+        rows = device_tensor([row for row, _ in part], torch.int64, logits.device)
         logprobs = token_logprobs(
             logits.index_select(0, rows),
             [result.token_ids[place] for place in places],

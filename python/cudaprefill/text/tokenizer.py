@@ -34,6 +34,7 @@ class Tokenizer:
         self._control_tokens = ControlTokens(self.backend)
         self.control_token_ids: frozenset[int] = self._control_tokens.ids
         self.byte_token_ids = self._find_byte_tokens()
+        self._letter = self._id_of("a")
         self._adds_bos = self.bos_token_id is not None and self.backend.encode("").ids[:1] == [self.bos_token_id]
 
     @classmethod
@@ -90,6 +91,13 @@ class Tokenizer:
         """The text of token ids; ids that the tokenizer does not know are left out."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token within a text, as log-probabilities show it: with the space it begins with."""
+        if self._letter is None:
+            return self.decode([token_id], skip_special_tokens=False)
+        # The first token of a text may lose its space, so another one goes in front.
+        return self.decode([self._letter, token_id], skip_special_tokens=False)[1:]
 
     @cached_property
     def _backend_without_control_tokens(self) -> Backend:
