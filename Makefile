@@ -31,7 +31,7 @@ fix: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-cpp-test: $(VENV)/built $(VENV)/dev
+cpp-test: $(VENV)/tests-built
 	$(BIN)/ctest --test-dir build/cmake --output-on-failure --no-tests=error
 
 bench: $(VENV)/built $(VENV)/model
@@ -58,6 +58,12 @@ $(VENV)/installed: requirements.txt | $(VENV)/bin/python
 $(VENV)/built: $(SOURCES) $(VENV)/installed
 	@echo "cudaprefill: building the extension" >&2
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -v -e . >&2
+	@touch $@
+
+$(VENV)/tests-built: $(VENV)/built $(VENV)/dev $(shell find tests -name '*.cc' -o -name '*.cu' -o -name mutants.py)
+	@echo "cudaprefill: building the C++ tests and the emulated CUDA kernels" >&2
+	@$(BIN)/cmake -S . -B build/cmake -DCUDAPREFILL_BUILD_TESTS=ON >&2
+	@$(BIN)/cmake --build build/cmake -j $(CORES) >&2
 	@touch $@
 
 # The default model is a package; its declared needs (another runtime) are not wanted, hence --no-deps.

@@ -17,15 +17,14 @@ class CMakeBuild(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         if self.inplace:
-            output_dir, build_dir, tests = ROOT / "python" / "cudaprefill", ROOT / "build" / "cmake", "ON"
+            output_dir, build_dir = ROOT / "python" / "cudaprefill", ROOT / "build" / "cmake"
         else:
-            output_dir = Path(self.build_lib).resolve() / "cudaprefill"
-            build_dir, tests = Path(self.build_temp).resolve(), "OFF"
+            output_dir, build_dir = Path(self.build_lib).resolve() / "cudaprefill", Path(self.build_temp).resolve()
         configure = [
             *(cmake_command(), "-S", str(ROOT), "-B", str(build_dir), "-G", "Ninja"),
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DCUDAPREFILL_OUTPUT_DIR={output_dir}",
-            f"-DCUDAPREFILL_BUILD_TESTS={tests}",
+            "-DCUDAPREFILL_BUILD_TESTS=OFF",
         ]
         subprocess.run(configure, check=True)
         jobs = os.environ.get("MAX_JOBS") or str(len(os.sched_getaffinity(0)))

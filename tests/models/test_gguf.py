@@ -13,15 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from cudaprefill.models import (
     UnsupportedModelError,
     WeightsError,
-    default_model_path,
     load_model,
     read_model_config,
 )
@@ -294,32 +291,3 @@ def test_other_files_are_told_apart(tmp_path: Path, content: bytes, message: str
     path.write_bytes(content)
     with pytest.raises(WeightsError, match=message):
         load_model(path)
-
-
-def transformers_gguf_model(path: Path) -> PreTrainedModel:
-    """What `from_pretrained(gguf_file=...)` builds, without the accelerate package that it asks for."""
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
-    missing, unexpected = model.load_state_dict(tensors, strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])
-    model.tie_weights()
-    return model
-
-
-@pytest.mark.slow
-def test_the_default_model_gives_transformers_logits() -> None:
-    path = default_model_path()
-    decoder = load_model(path)
-    reference = transformers_gguf_model(path)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    token_ids = tokenizer(
-        "<|im_start|>user\nExplain why the sky is blue, and why sunsets are red, to a ten-year-old child.<|im_end|>\n"
-        "<|im_start|>assistant\nThe sky is blue because of something called scattering."
-    )["input_ids"]
-    runner = PagedRunner(decoder)
-    half = len(token_ids) // 2
-    first = runner.step(chunks={"a": token_ids[:half]})["a"]
-    rest = [runner.step(decodes={"a": token})["a"] for token in token_ids[half:]]
-    torch.testing.assert_close(torch.cat([first, *rest]), reference_logits(reference, token_ids), rtol=0, atol=1e-3)
-    assert decoder.config.eos_token_ids == (tokenizer.convert_tokens_to_ids("<|im_end|>"),)

@@ -95,7 +95,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     max_num_seqs = config.max_num_seqs or min(MAX_NUM_SEQS, budget)
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     tokenizer = Tokenizer.load(path)
-    model = load_model(path, config.dtype, device, progress)
+    model = load_model(path, config.dtype, device, progress, max_model_len)
 
     kv_dtype = model.activation_dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
     shape = (model_config.num_kv_heads, config.block_size, model_config.head_size)
