@@ -201,6 +201,18 @@ def test_metrics_tell_hits_waiting_and_gaps_on_a_fake_clock() -> None:
     assert again.num_cached_tokens == 32
 
 
+def test_logprobs_come_with_the_text_of_their_tokens() -> None:
+    engine = make_engine()
+    engine.submit(make_request("r", PROMPT, params(logprobs=2)))
+    for delta in run_to_end(engine):
+        assert delta.logprobs is not None
+        sampled, *others = delta.logprobs[0].items()
+        assert sampled[0] == delta.token_ids[0]
+        assert (sampled[1].rank, sampled[1].decoded_token) == (1, text_of(delta.token_ids))
+        assert len(others) == 1
+        assert all(logprob.decoded_token == text_of([token]) for token, logprob in others)
+
+
 def test_every_step_is_told_to_a_listener() -> None:
     engine = make_engine(budget=16)
     events = []

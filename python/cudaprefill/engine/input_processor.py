@@ -94,6 +94,8 @@ class InputProcessor:
         params.validate_for(self.vocab_size)
         if not token_ids:
             raise ValueError("the prompt has no tokens")
+        if max(token_ids) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
+            raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
         if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
             raise ValueError(f"cache_salt must be a string that is not empty, got {cache_salt!r:.50}")
         members = [

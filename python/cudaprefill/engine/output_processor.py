@@ -75,7 +75,11 @@ class OutputProcessor:
             text = stream.push(token_id)
         if stream.stop_string is not None and not request.finished:
             self._finish(request, "stop", stream.stop_string)
-        delta = OutputDelta(output.request_id, output.index, [token_id], text, None if logprobs is None else [logprobs])
+        delta = OutputDelta(output.request_id, output.index, [token_id], text)
+        if logprobs is not None:
+            for other_id, logprob in logprobs.items():
+                logprob.decoded_token = self._tokenizer.token_text(other_id)
+            delta.logprobs = [logprobs]
         if first:
             delta.metrics = metrics
         if request.finished:
