@@ -54,11 +54,14 @@ Row RequestTable::add(std::vector<TokenId> prompt, Limits limits, std::string ex
 }
 
 Row RequestTable::fork(Row row) {
-  if (live_row(row).num_scheduled > 0) throw std::logic_error("a request that is being computed cannot be forked");
+  if (live_row(row).num_computed != live_row(row).num_tokens()) {
+    throw std::logic_error("row " + std::to_string(row) +
+                           " cannot be forked: " + std::to_string(live_row(row).num_computed) + " of its " +
+                           std::to_string(live_row(row).num_tokens()) + " tokens are computed");
+  }
   const Row sibling = new_row();
   rows_[sibling] = rows_[row];
   for (const BlockId block : rows_[sibling].blocks) pool_.share(block);
-  num_promised_ += rows_[sibling].num_promised;
   return sibling;
 }
 

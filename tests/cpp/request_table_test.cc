@@ -130,6 +130,15 @@ TEST(a_fork_shares_all_blocks_until_one_of_the_two_writes) {
   CHECK(core.table.copies().empty() && core.pool.num_used() == 3);
 }
 
+TEST(a_row_with_uncomputed_tokens_cannot_be_forked) {
+  Core core(4);
+  const Row row = core.add(counting(6));
+  core.table.admit(row, 0);
+  core.compute(row, 4);
+  CHECK(message_of<std::logic_error>([&] { core.table.fork(row); }) ==
+        "row 0 cannot be forked: 4 of its 6 tokens are computed");
+}
+
 TEST(the_source_of_a_copy_is_not_given_away_before_the_step_ends) {
   Core core(3);
   const Row lead = core.add(counting(3));

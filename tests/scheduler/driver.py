@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cudaprefill._core import BlockState
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.schedule import BatchArrays, Schedule
@@ -105,6 +107,7 @@ class Driver:
         batch = self.scheduler.build(schedule)
         assert batch.num_decodes == len(schedule.decodes.requests)
         assert len(batch.token_ids) == schedule.num_tokens <= self.config.max_num_batched_tokens
+        self.assert_only_own_blocks_are_written(batch)
         self.schedules.append(schedule)
         self.batches.append(BatchArrays(*(array.copy() for array in batch[:-1]), num_decodes=batch.num_decodes))
         hidden = self.model.forward(batch)[batch.logits_rows][schedule.sample_rows]
@@ -119,6 +122,12 @@ class Driver:
         self.scheduler.check()
         self.scheduler.commit(schedule, tokens)
         self.check()
+
+    def assert_only_own_blocks_are_written(self, batch: BatchArrays) -> None:
+        written = np.unique(batch.slot_mapping // self.config.block_size)
+        # The source of a copy counts one reference for the copy, which is made before anything is written.
+        written = written[~np.isin(written, batch.block_copies[:, 0])]
+        assert (self.pool.states()[written] == BlockState.ACTIVE).all()
 
     def check(self) -> None:
         self.scheduler.check()

@@ -102,13 +102,15 @@ def test_a_prompt_alone_takes_the_whole_budget_whatever_the_threshold() -> None:
     assert [schedule.num_tokens for schedule in driver.schedules] == [100, 100, 100, 100]
 
 
-def test_what_others_leave_goes_to_the_oldest() -> None:
-    driver = Driver(max_num_batched_tokens=256, num_blocks=200)
+@pytest.mark.parametrize(("threshold", "lengths"), [(0, [128 + 64, 64]), (16, [16 + 224, 16])])
+def test_what_others_leave_goes_to_the_oldest(threshold: int, lengths: list[int]) -> None:
+    driver = Driver(max_num_batched_tokens=256, num_blocks=200, long_prefill_token_threshold=threshold)
     old = driver.submit([3] * 900, max_tokens=1)
     new = driver.submit([4] * 900, max_tokens=1)
     schedule = driver.step()
     assert schedule is not None
-    assert [(chunk.request, chunk.length) for chunk in schedule.chunks] == [(old, 128 + 64), (new, 64)]
+    assert [chunk.request for chunk in schedule.chunks] == [old, new]
+    assert [chunk.length for chunk in schedule.chunks] == lengths
 
 
 def test_the_head_of_the_queue_waits_for_budget_and_the_schedule_says_so() -> None:

@@ -67,6 +67,33 @@ def test_a_prefill_in_the_middle_can_be_preempted_and_starts_from_what_is_cached
     driver.assert_idle()
 
 
+def test_a_decode_takes_its_block_from_a_newer_prefill() -> None:
+    driver = Driver(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=2)
+    old = driver.submit([10] * 16, max_tokens=80, ignore_eos=True)
+    driver.steps_until(old)
+    new = driver.submit([11] * 64, arrival_time=1.0, max_tokens=2)
+    while not driver.schedules[-1].preempted:
+        assert driver.step() is not None
+    assert driver.schedules[-1].preempted == [new]
+    assert new.num_output_tokens == 0
+    driver.run()
+    assert old.num_preemptions == 0
+    driver.assert_right()
+
+
+def test_a_decode_does_not_take_blocks_from_an_older_prefill() -> None:
+    driver = Driver(num_blocks=10, max_num_seqs=2, max_num_batched_tokens=4, long_prefill_token_threshold=1)
+    old = driver.submit([10] * 128, max_tokens=2)
+    new = driver.submit([11] * 5, arrival_time=1.0, max_tokens=60, ignore_eos=True)
+    while not driver.schedules or not driver.schedules[-1].preempted:
+        assert driver.step() is not None
+    assert driver.schedules[-1].preempted == [new]
+    assert old.num_output_tokens == 0
+    driver.run()
+    assert old.num_preemptions == 0
+    driver.assert_right()
+
+
 def test_siblings_are_preempted_one_by_one_and_each_finishes_as_if_alone() -> None:
     driver = Driver(num_blocks=7)
     lead = driver.submit([10] * 40, n=4, max_tokens=60, ignore_eos=True)

@@ -63,7 +63,7 @@ class StepEvent:
     decode_ids: tuple[str, ...]
     chunks: tuple[ChunkSpan, ...]
     preempted_ids: tuple[str, ...]
-    finished_ids: tuple[str, ...]
+    finished_ids: tuple[str, ...]  # by a token of this step; stop strings and aborts come as RequestEvents only
     num_waiting: int
     waiting_for: str  # what the head of the waiting queue lacked: "seats: ...", "blocks: ...", "budget", or ""
     num_blocks_taken: int  # since the step before
