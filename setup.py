@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent
 class CMakeBuild(build_ext):
     """Configures and builds every CMake target: in place for an editable install, into build_lib for a wheel."""
 
-    def build_extension(self, ext: Extension) -> None:
-        if self.inplace:
+    def run(self) -> None:
+        if self.inplace or self.editable_mode:
             output_dir, build_dir = ROOT / "python" / "cudaprefill", ROOT / "build" / "cmake"
         else:
             output_dir, build_dir = Path(self.build_lib).resolve() / "cudaprefill", Path(self.build_temp).resolve()

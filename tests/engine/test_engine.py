@@ -142,6 +142,17 @@ def test_nan_logits_of_a_prefill_end_all_n_outputs() -> None:
     assert pool_is_idle(engine)
 
 
+def test_a_step_that_fails_raises_and_gives_the_blocks_of_its_requests_back() -> None:
+    engine = make_engine()
+    engine.submit(make_request("r", PROMPT, params(n=2)))
+    engine.step()
+    assert isinstance(engine.model_runner, FakeRunner)
+    engine.model_runner.fails = OSError("the device fell off the bus")
+    with pytest.raises(OSError, match="fell off the bus"):
+        engine.step()
+    assert pool_is_idle(engine)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_an_abort_at_any_moment_ends_all_outputs_and_gives_the_blocks_back(steps: int) -> None:
     engine = make_engine(budget=64)

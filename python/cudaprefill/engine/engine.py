@@ -59,17 +59,21 @@ class Engine:
         return self.scheduler.has_work()
 
     def step(self) -> list[OutputDelta]:
-        """One step of the engine: what each request that got a token got."""
+        """One step: what each request that got a token got. When it fails, its requests lose their blocks."""
         start = self._clock()
         schedule = self.scheduler.schedule()
         if schedule is None:
             return []
         for chunk in schedule.chunks:
             self._outputs.record_scheduled(chunk.request, start)
-        batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
-        logits = self.model_runner.run(batch)
-        states = self._outputs.sampling_states(schedule.sampled)
-        samples = self._sampler.sample(logits, list(zip(schedule.sample_rows.tolist(), states, strict=True)))
+        try:
+            batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
+            logits = self.model_runner.run(batch)
+            states = self._outputs.sampling_states(schedule.sampled)
+            samples = self._sampler.sample(logits, list(zip(schedule.sample_rows.tolist(), states, strict=True)))
+        except BaseException:
+            self.scheduler.discard(schedule)
+            raise
         deltas = self._commit(schedule, samples)
         if self.on_step is not None:
             self.on_step(self.scheduler.step_event(schedule, start, self._clock() - start))
