@@ -1,6 +1,7 @@
 # make chat    talk to a real model on the engine          make test    linters, C++ tests, pytest
 # make build   the extension, in place                     make bench   the everyday benchmarks
 # make fix     what the linters can mend by themselves     make clean   remove what was built
+# make cuda    compile the CUDA kernels and report on them make gpu-check   test and time them on this GPU
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +11,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find csrc third_party -type f) CMakeLists.txt setup.py pyproject.toml
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: chat build test lint fix cpp-test bench clean
+.PHONY: chat build test lint fix cpp-test bench cuda gpu-check clean
 
 chat: $(VENV)/built $(VENV)/model
 	@$(BIN)/cudaprefill chat $(ARGS)
@@ -38,6 +39,19 @@ bench: $(VENV)/built $(VENV)/model
 	$(BIN)/python benchmarks/scheduler.py
 	$(BIN)/python benchmarks/kv_utilisation.py
 	$(BIN)/python benchmarks/engine.py
+
+cuda: $(VENV)/built
+	$(BIN)/cmake --build build/cmake -j $(CORES) --target cuda_report
+
+# On a machine with a GPU, with its own Python: torch, cmake, ninja, pybind11, numpy and pytest are all it takes.
+GPU_BUILD := build/gpu
+gpu-check:
+	cmake -S . -B $(GPU_BUILD) -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" -DCUDAPREFILL_BUILD_TESTS=OFF
+	cmake --build $(GPU_BUILD) -j $(CORES) --target cudaprefill_ops cudaprefill_ops_cuda
+	$(PYTHON) -m pytest -m gpu tests/cuda
+	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -q -m gpu tests/cuda/test_elementwise.py \
+		tests/cuda/test_attention.py -k "not long and not 32_bit"
+	PYTHONPATH=python $(PYTHON) -m benchmarks.attention
 
 clean:
 	rm -rf $(VENV) build dist python/cudaprefill/*.so python/*.egg-info

@@ -18,7 +18,7 @@ struct LaunchParams {
   int element_bytes;
 };
 
-__global__ void __launch_bounds__(kThreads) copy_blocks_kernel(const __grid_constant__ LaunchParams launch) {
+__global__ void __launch_bounds__(kThreads, 8) copy_blocks_kernel(const __grid_constant__ LaunchParams launch) {
   const CopyBlocksParams& params = launch.op;
   const int vectors_per_slot = params.head_size * launch.element_bytes / kVectorBytes;
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);

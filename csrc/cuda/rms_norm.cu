@@ -28,7 +28,7 @@ __device__ __forceinline__ void round_vector(float (&values)[kVectorSize<Element
 }
 
 template <class Element, int vectors_per_thread>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const __grid_constant__ RmsNormParams params) {
+__global__ void __launch_bounds__(kMaxThreads, 1) rms_norm_kernel(const __grid_constant__ RmsNormParams params) {
   constexpr int kVector = kVectorSize<Element>;
   const int64_t row = blockIdx.x;
   const auto* x = static_cast<const Element*>(params.x) + row * params.x_stride;

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cudaprefill import ops
-from tests.ops.attention_reference import PagedBatch, assert_batch_as_exact_as_torch, paged_batch
+from tests.ops.attention_reference import PagedBatch, assert_as_exact_as_torch, paged_batch
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
@@ -54,48 +54,48 @@ def half_batch(query_lens, context_lens, dtype=torch.bfloat16, **options) -> Pag
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
 def test_every_head_size(backend, head_size, dtype):
     chunks = half_batch([3, 0, 16, 33], [20, 0, 17, 33], dtype, head_size=head_size)
-    assert_batch_as_exact_as_torch(prefill(chunks), chunks)
+    assert_as_exact_as_torch(prefill(chunks), chunks)
     decodes = half_batch([1, 1, 1, 1], [1, 16, 17, 300], dtype, head_size=head_size)
-    assert_batch_as_exact_as_torch(decode(decodes), decodes)
+    assert_as_exact_as_torch(decode(decodes), decodes)
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
 def test_float32_takes_the_plain_path(backend, head_size):
     chunks = paged_batch([3, 0, 5], [20, 0, 37], head_size=head_size)
-    assert_batch_as_exact_as_torch(prefill(chunks, window=9), chunks, window=9)
+    assert_as_exact_as_torch(prefill(chunks, window=9), chunks, window=9)
     decodes = paged_batch([1, 1], [1, 70], head_size=head_size)
-    assert_batch_as_exact_as_torch(decode(decodes, softcap=3.0), decodes, softcap=3.0)
+    assert_as_exact_as_torch(decode(decodes, softcap=3.0), decodes, softcap=3.0)
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(24, 4), (28, 4), (40, 8), (6, 2), (71, 1), (4, 4)])
 def test_every_group_size(backend, q_heads, kv_heads):
     chunks = half_batch([7, 20], [7, 45], num_q_heads=q_heads, num_kv_heads=kv_heads)
-    assert_batch_as_exact_as_torch(prefill(chunks), chunks)
+    assert_as_exact_as_torch(prefill(chunks), chunks)
     decodes = half_batch([1, 1], [5, 40], num_q_heads=q_heads, num_kv_heads=kv_heads)
-    assert_batch_as_exact_as_torch(decode(decodes), decodes)
+    assert_as_exact_as_torch(decode(decodes), decodes)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 def test_every_block_size(backend, block_size):
     chunks = half_batch([40, 3], [130, 65], block_size=block_size)
-    assert_batch_as_exact_as_torch(prefill(chunks), chunks)
+    assert_as_exact_as_torch(prefill(chunks), chunks)
     decodes = half_batch([1, 1], [130, 65], block_size=block_size)
-    assert_batch_as_exact_as_torch(decode(decodes), decodes)
+    assert_as_exact_as_torch(decode(decodes), decodes)
 
 
 @pytest.mark.parametrize("window", [1, 16, 17, 100])
 def test_a_window_hides_what_lies_before_it(backend, window):
     chunks = half_batch([50, 1, 70], [130, 40, 70])
-    assert_batch_as_exact_as_torch(prefill(chunks, window), chunks, window)
+    assert_as_exact_as_torch(prefill(chunks, window), chunks, window)
     decodes = half_batch([1, 1, 1], [3, 90, 131])
-    assert_batch_as_exact_as_torch(decode(decodes, window), decodes, window)
+    assert_as_exact_as_torch(decode(decodes, window), decodes, window)
 
 
 def test_a_soft_cap_bounds_the_scores(backend):
     chunks = half_batch([40], [100], spread=30.0)
-    assert_batch_as_exact_as_torch(prefill(chunks, softcap=5.0), chunks, softcap=5.0)
+    assert_as_exact_as_torch(prefill(chunks, softcap=5.0), chunks, softcap=5.0)
     decodes = half_batch([1, 1], [30, 100], spread=30.0)
-    assert_batch_as_exact_as_torch(decode(decodes, softcap=5.0), decodes, softcap=5.0)
+    assert_as_exact_as_torch(decode(decodes, softcap=5.0), decodes, softcap=5.0)
 
 
 def test_views_of_a_fused_row_and_rows_before_the_range(backend):
@@ -116,7 +116,7 @@ def test_views_of_a_fused_row_and_rows_before_the_range(backend):
         batch.scale,
     )
     assert (out[:2] == 7).all()
-    assert_batch_as_exact_as_torch(out[2:], batch)
+    assert_as_exact_as_torch(out[2:], batch)
 
 
 def test_a_decode_without_context_is_zero(backend):
@@ -146,9 +146,9 @@ def test_a_long_context_keeps_its_first_and_last_key(backend, length):
 def test_the_number_of_splits_does_not_change_the_result(emulated, multiprocessors):
     emulated.set_num_multiprocessors(multiprocessors)
     decodes = half_batch([1, 1, 1], [33, 4097, 0], num_q_heads=4, num_kv_heads=1)
-    assert_batch_as_exact_as_torch(decode(decodes), decodes)
+    assert_as_exact_as_torch(decode(decodes), decodes)
     chunks = half_batch([5, 3, 40], [700, 3, 300], num_q_heads=2, num_kv_heads=1)
-    assert_batch_as_exact_as_torch(prefill(chunks), chunks)
+    assert_as_exact_as_torch(prefill(chunks), chunks)
 
 
 def test_a_short_decode_beside_a_long_one_leaves_empty_splits(emulated):

@@ -14,30 +14,32 @@ from cudaprefill import ops
 from tests.cuda.backends import NOT_BUILT, define_library, emulation, functions_of, ops_replaced_by
 from tests.cuda.test_attention import decode, half_batch, prefill
 from tests.emu.mutants import MUTANTS, Mutant
-from tests.ops.attention_reference import assert_batch_as_exact_as_torch
+from tests.ops.attention_reference import assert_as_exact_as_torch
 
 
 def chunks(device):
     device.set_num_multiprocessors(1)  # two thread blocks, so that one takes several items
     batch = half_batch([40, 3, 0, 90], [140, 3, 0, 90], num_q_heads=2, num_kv_heads=1)
-    assert_batch_as_exact_as_torch(prefill(batch), batch)
+    assert_as_exact_as_torch(prefill(batch), batch)
 
 
 def windows(device):
     batch = half_batch([70], [200], num_q_heads=2, num_kv_heads=1)
-    assert_batch_as_exact_as_torch(prefill(batch, window=30), batch, window=30)
+    assert_as_exact_as_torch(prefill(batch, window=30), batch, window=30)
 
 
 def decodes(device):
     device.set_num_multiprocessors(1)
     batch = half_batch([1, 1], [30, 400], num_q_heads=2, num_kv_heads=1)
-    assert_batch_as_exact_as_torch(decode(batch), batch)
+    assert_as_exact_as_torch(decode(batch), batch)
 
 
 def splits(device):
     device.set_num_multiprocessors(16)
     batch = half_batch([1, 1, 1], [33, 2100, 0], num_q_heads=2, num_kv_heads=1)
-    assert_batch_as_exact_as_torch(decode(batch), batch)
+    out = decode(batch)
+    assert out.isfinite().all(), "error nan"
+    assert_as_exact_as_torch(out, batch)
 
 
 def a_large_cache(device):
@@ -52,7 +54,7 @@ def a_large_cache(device):
 def an_exact_table(device):
     batch = half_batch([20], [70], num_q_heads=2, num_kv_heads=1)
     batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
-    assert_batch_as_exact_as_torch(prefill(batch), batch)
+    assert_as_exact_as_torch(prefill(batch), batch)
 
 
 CASES = {

@@ -11,6 +11,7 @@
 #include <ptx/async_copy.cuh>
 #include <ptx/memory.cuh>
 
+#include "csrc/cuda/attention/decode_splits.h"
 #include "csrc/cuda/attention/pages.cuh"
 #include "csrc/cuda/attention/partial.cuh"
 #include "csrc/cuda/attention/products.cuh"
@@ -58,6 +59,8 @@ template <int head_size>
 struct DecodeTraits {
   static constexpr int kWarps = head_size > 128 ? 2 : 4;
   static constexpr int kStages = head_size > 64 ? head_size > 80 ? 2 : 3 : 4;
+  // What the registers are cut for; at head size 256 a block has half the threads, and they need all they can get.
+  static constexpr int kResidentBlocks = head_size > 128 ? 1 : kDecodeBlocksPerMultiprocessor;
   using Tile = SharedTile<head_size>;
 
   static constexpr uint32_t kPieceBytes = Tile::bytes(kDecodePiece);
@@ -72,7 +75,7 @@ struct DecodeTraits {
 };
 
 template <class Element, int head_size>
-__global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize)
+__global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, DecodeTraits<head_size>::kResidentBlocks)
     decode_attention_kernel(const __grid_constant__ DecodeLaunch launch) {
   using Traits = DecodeTraits<head_size>;
   using Tile = typename Traits::Tile;

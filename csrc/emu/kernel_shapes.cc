@@ -1,0 +1,27 @@
+// Prints how the attention kernels are launched, for the resource report of `make cuda`: kernel, head size, threads of
+// a block, bytes of its dynamic shared memory. The compiler's own report knows neither of the last two.
+#include <cstdio>
+
+#include "csrc/cuda/attention/decode.cuh"
+#include "csrc/cuda/attention/prefill.cuh"
+
+namespace {
+
+template <int head_size>
+void print() {
+  using Decode = cudaprefill::DecodeTraits<head_size>;
+  using Prefill = cudaprefill::PrefillTraits<head_size>;
+  std::printf("decode_attention_kernel %d %d %u\n", head_size, Decode::kWarps * cudaprefill::kWarpSize,
+              Decode::kSharedBytes);
+  std::printf("prefill_attention_kernel %d %d %u\n", head_size, cudaprefill::kPrefillThreads, Prefill::kSharedBytes);
+}
+
+}  // namespace
+
+int main() {
+  print<64>();
+  print<80>();
+  print<96>();
+  print<128>();
+  print<256>();
+}

@@ -1,0 +1,61 @@
+"""The tests of tests/ops, run once more with the CUDA kernels behind the ops.
+
+Left out are tests of the CPU kernels themselves (instruction set levels, threads, values checked inside tensors) and
+those at sizes that test_attention.py has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("hypothesis")  # of the tests that are borrowed
+
+from cudaprefill import ops
+from tests.cuda.backends import GPU_BACKENDS, OP_NAMES, backend_of_ops, ops_replaced_by, skipping_refusals
+from tests.ops import test_decode_attention, test_prefill_attention
+
+SHARED = {
+    test_prefill_attention: (
+        "a_batch_without_requests_does_nothing",
+        "a_key_of_overwhelming_score_is_found_wherever_it_lies",
+        "caches_may_be_views_of_one_tensor",
+        "chunks_give_what_one_shot_gives",
+        "keys_before_the_window_contribute_nothing",
+        "nan_in_one_row_stays_in_that_row",
+        "q_and_out_may_be_views_of_wider_rows",
+        "requests_without_new_tokens_yield_nothing",
+        "row_i_sees_the_keys_up_to_its_own_position",
+        "rows_outside_the_range_of_cu_seqlens_are_untouched",
+        "scores_far_apart_and_far_from_zero",
+        "soft_cap",
+        "window",
+    ),
+    test_decode_attention: (
+        "a_batch_without_requests_does_nothing",
+        "an_empty_context_gives_zeros_and_disturbs_nobody",
+        "decoding_gives_what_prefill_of_one_row_gives",
+        "keys_before_the_window_contribute_nothing",
+        "nan_in_one_request_stays_in_that_request",
+        "q_and_out_may_be_views_of_wider_rows",
+        "scores_far_apart_and_far_from_zero",
+        "soft_cap",
+        "the_query_sees_its_whole_context",
+        "tokens_decoded_after_a_prompt_with_a_window",
+        "window",
+    ),
+}
+for module, names in SHARED.items():
+    prefix = module.__name__.rpartition(".")[2].removesuffix("_attention")
+    globals().update({f"{prefix}_{name}": getattr(module, f"test_{name}") for name in names})
+
+
+@pytest.fixture(params=GPU_BACKENDS, autouse=True)
+def gpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test of this file runs on the emulated device and on a real one."""
+    with (
+        backend_of_ops(request.param),
+        ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}),
+    ):
+        yield request.param
