@@ -56,11 +56,12 @@ struct KeyTile {
   }
 };
 
-// Brings a row, or a part of it, near while others are worked on: blocks lie anywhere, so no hardware can foresee them.
-template <class Kv>
+// Brings a row, or a part of it, into the cache of that level while others are worked on: blocks lie anywhere, so no
+// hardware can foresee them.
+template <int kLevel, class Kv>
 CUDAPREFILL_INLINE void prefetch_row(const Kv* row, int64_t count) {
   constexpr int64_t kLine = 64 / sizeof(Kv);
-  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(row + i, 0, 2);
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(row + i, 0, 4 - kLevel);
 }
 
 // Float32 copies of `count` rows, one after the other in `to` [count, head_size].

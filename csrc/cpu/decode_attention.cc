@@ -72,7 +72,7 @@ __attribute__((noinline)) void output_block(const float* weights, const Kv* cons
     }
   }
   for (int64_t key = 0; key < num_keys; ++key) {
-    prefetch_row(next_values[key] + d, kVectors * Vec::kWidth);
+    prefetch_row<1>(next_values[key] + d, kVectors * Vec::kWidth);
     const Kv* row = values[key] + d;
     Vec value[kVectors];
 #pragma GCC unroll 4
@@ -91,21 +91,11 @@ __attribute__((noinline)) void output_block(const float* weights, const Kv* cons
   }
 }
 
-// Calls body.operator()<heads>(first) on blocks of at most kMaxHeads of `count` heads.
-template <class Body>
-void for_each_head_block(int64_t count, const Body& body) {
-  int64_t first = 0;
-  for (; first + kMaxHeads <= count; first += kMaxHeads) body.template operator()<kMaxHeads>(first);
-  switch (count - first) {
-    case 1:
-      return body.template operator()<1>(first);
-    case 2:
-      return body.template operator()<2>(first);
-    case 3:
-      return body.template operator()<3>(first);
-    default:
-      return;
-  }
+// Calls body.operator()<heads>(h) for consecutive blocks of the heads h .. count - 1, as large as they can be.
+template <int kHeads = kMaxHeads, class Body>
+void for_each_head_block(int64_t h, int64_t count, const Body& body) {
+  for (; h + kHeads <= count; h += kHeads) body.template operator()<kHeads>(h);
+  if constexpr (kHeads > 1) for_each_head_block<kHeads - 1>(h, count, body);
 }
 
 // One head takes in a tile: its scores, of which `num_keys` are real, become weights relative to the highest score so
@@ -217,8 +207,8 @@ class Worker {
 
   void attend_tile(const HeadSums& sums, const Tile& tile, const Tile& next) {
     for (int32_t j = 0; j < tile.count; j += kKeys) {
-      for (int k = 0; k < kKeys; ++k) prefetch_row(next.keys[j + k], params_.head_size);
-      for_each_head_block(heads_, [&]<int kHeads>(int64_t h) {
+      for (int k = 0; k < kKeys; ++k) prefetch_row<1>(next.keys[j + k], params_.head_size);
+      for_each_head_block(0, heads_, [&]<int kHeads>(int64_t h) {
         score_block<kHeads>(q_ + h * stride_, stride_, tile.keys + j, params_.head_size, scores_ + h * kTileKeys + j);
       });
     }
@@ -226,7 +216,7 @@ class Worker {
       decay_[h] = update_softmax(scores_ + h * kTileKeys, tile.count, scale_.softcap, sums.highest + h, sums.total + h);
     }
     for_each_head_block(
-        heads_, [&]<int kHeads>(int64_t h) { add_values<kHeads>(sums, h, tile.values, next.values, tile.count); });
+        0, heads_, [&]<int kHeads>(int64_t h) { add_values<kHeads>(sums, h, tile.values, next.values, tile.count); });
   }
 
   template <int kHeads>
@@ -320,8 +310,8 @@ void decode_attention(const DecodeAttentionParams& params) {
   }
   with_element_type(params.kv_dtype, [&](auto kv) {
     using Kv = decltype(kv);
-    // A share of some 128 KiB of keys and values is worth waking a thread for.
-    const int64_t keys_of_share = std::max<int64_t>(131'072 / (2 * params.head_size * sizeof(Kv)), 1);
+    // A share of 256 KiB of keys and values is worth waking a thread for: some 10 microseconds.
+    const int64_t keys_of_share = std::max<int64_t>(262'144 / (2 * params.head_size * sizeof(Kv)), 1);
     const AttentionSchedule schedule(items_of(params), keys_of_share, kTileKeys);
     const auto partials = std::make_unique_for_overwrite<float[]>(
         schedule.num_partials() * HeadSums::size(params.num_q_heads / params.num_kv_heads, params.head_size));

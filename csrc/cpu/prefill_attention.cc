@@ -38,31 +38,39 @@ constexpr int kPanelRows = kPanelVectors * Vec::kWidth;
 constexpr int kTileKeys = 128;
 constexpr int kItemPanels = 4;
 
-// scores[j][row] = sum over d of keys[j][d] * q[d][row], for kBlock keys.
+// scores[j][row] = sum over d of keys[j][d] * q[d][row], for kBlock keys. Long sums are made of shorter ones, so that
+// rounding does not grow with the head.
 template <int kVectors>
 void score_block(const float* q, const float* const* keys, int64_t head_size, float* scores) {
   constexpr int kRows = kVectors * Vec::kWidth;
-  Vec sums[kBlock][kVectors];
-#pragma GCC unroll 8
-  for (int j = 0; j < kBlock; ++j) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sums[j][v] = zero();
-  }
+  constexpr int64_t kSummands = 64;
   const float* rows[kBlock];
 #pragma GCC unroll 8
   for (int j = 0; j < kBlock; ++j) rows[j] = keys[j];
-  for (int64_t d = 0; d < head_size; ++d, q += kRows) {
+  for (int64_t first = 0; first < head_size; first += kSummands) {
+    const int64_t end = std::min(head_size, first + kSummands);
+    Vec sums[kBlock][kVectors];
 #pragma GCC unroll 8
     for (int j = 0; j < kBlock; ++j) {
-      const Vec key = broadcast(rows[j][d]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[j][v] = fma(key, load(q + v * Vec::kWidth), sums[j][v]);
+      for (int v = 0; v < kVectors; ++v) sums[j][v] = zero();
     }
-  }
+    for (int64_t d = first; d < end; ++d, q += kRows) {
 #pragma GCC unroll 8
-  for (int j = 0; j < kBlock; ++j) {
+      for (int j = 0; j < kBlock; ++j) {
+        const Vec key = broadcast(rows[j][d]);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(scores + j * kRows + v * Vec::kWidth, sums[j][v]);
+        for (int v = 0; v < kVectors; ++v) sums[j][v] = fma(key, load(q + v * Vec::kWidth), sums[j][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kBlock; ++j) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        float* to = scores + j * kRows + v * Vec::kWidth;
+        store(to, first == 0 ? sums[j][v] : load(to) + sums[j][v]);
+      }
+    }
   }
 }
 
@@ -375,8 +383,8 @@ class Worker {
     for (int64_t j = 0; j < num_keys; j += kBlock) {
       if (to_prefetch != nullptr) {
         for (int i = 0; i < kBlock; ++i) {
-          prefetch_row(to_prefetch->keys[j + i], head_size);
-          prefetch_row(to_prefetch->values[j + i], head_size);
+          prefetch_row<2>(to_prefetch->keys[j + i], head_size);
+          prefetch_row<2>(to_prefetch->values[j + i], head_size);
         }
       }
       score_block<kVectors>(q, keys + j, head_size, scores_ + j * kRows);

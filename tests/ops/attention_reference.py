@@ -1,0 +1,188 @@
+"""Paged batches with poisoned unused memory, attention over them in float64, and the settings that tests run under.
+
+The reference reads the keys and values of each request as they were before paging, so a wrong block, slot or stride
+of a kernel cannot hide in it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudaprefill import ops
+
+ISA_LEVELS = ["plain", "avx2", "avx512"]
+POISONED_BLOCK = 2**31 - 1  # fills the entries of the block table that no kernel may read
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """A batch of requests whose keys and values lie in shuffled blocks; every slot that no request owns is NaN."""
+
+    q: Tensor  # [T, Hq, D]
+    k_cache: Tensor  # [N, Hkv, S, D]
+    v_cache: Tensor  # [N, Hkv, S, D]
+    block_table: Tensor  # [B, M] int32
+    cu_seqlens_q: Tensor  # [B + 1] int32
+    context_lens: Tensor  # [B] int32
+    keys: tuple[Tensor, ...]  # of each request, before paging: [context_len, Hkv, D]
+    values: tuple[Tensor, ...]
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.q.shape[-1])
+
+    def query_rows(self, request: int) -> slice:
+        return slice(int(self.cu_seqlens_q[request]), int(self.cu_seqlens_q[request + 1]))
+
+
+def paged_batch(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    num_q_heads: int = 6,
+    num_kv_heads: int = 2,
+    head_size: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype = torch.float32,
+    spread: float = 1.0,
+    seed: int = 0,
+) -> PagedBatch:
+    """Random requests; `spread` is the standard deviation of the queries, so a large one makes the softmax sharp."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    q = (normal(sum(query_lens), num_q_heads, head_size) * spread).to(dtype)
+    keys = tuple(normal(length, num_kv_heads, head_size).to(kv_dtype) for length in context_lens)
+    values = tuple(normal(length, num_kv_heads, head_size).to(kv_dtype) for length in context_lens)
+
+    lengths = torch.tensor(context_lens, dtype=torch.int64)
+    blocks_needed = (lengths + block_size - 1) // block_size
+    num_blocks = int(blocks_needed.sum()) + 3
+    max_blocks = int(blocks_needed.max()) + 2 if context_lens else 2
+    in_use = torch.arange(max_blocks)[None, :] < blocks_needed[:, None]
+    block_table = torch.full((len(context_lens), max_blocks), POISONED_BLOCK, dtype=torch.int32)
+    block_table[in_use] = torch.randperm(num_blocks, generator=random)[: int(blocks_needed.sum())].int()
+
+    k_cache, v_cache = (
+        torch.full((num_blocks, num_kv_heads, block_size, head_size), math.nan, dtype=kv_dtype) for _ in range(2)
+    )
+    if context_lens:
+        request = torch.arange(len(context_lens)).repeat_interleave(lengths)
+        position = torch.cat([torch.arange(length) for length in context_lens])
+        block, slot = block_table[request, position // block_size].long(), position % block_size
+        k_cache[block, :, slot] = torch.cat(keys)
+        v_cache[block, :, slot] = torch.cat(values)
+
+    cu_seqlens_q = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
+    cu_seqlens_q[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
+    return PagedBatch(
+        q, k_cache, v_cache, block_table, cu_seqlens_q, torch.tensor(context_lens, dtype=torch.int32), keys, values
+    )
+
+
+def attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Plain attention of one request, every step of it computed and rounded in `dtype`.
+
+    q [R, Hq, D] of the rows at `positions` [R] sees the keys [L, Hkv, D] up to its own position, and with a window only
+    the last `window` of these. Returns [R, Hq, D].
+    """
+    group = q.shape[1] // keys.shape[1]
+    queries = q.to(dtype).transpose(0, 1)
+    keys = keys.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
+    values = values.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
+    scores = queries @ keys.transpose(1, 2) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    distance = positions[:, None] - torch.arange(keys.shape[1])[None, :]
+    visible = distance >= 0
+    if window:
+        visible &= distance < window
+    weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+    return (weights @ values).transpose(0, 1)
+
+
+def assert_rows_as_exact_as_torch(
+    actual: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """The error against float64 is at most twice that of torch doing the same in the type that q and keys promote to.
+
+    Beside that, one rounding to float32 of each score and each output is allowed: a score of s that is rounded moves
+    its weight by s * eps. Few rows would otherwise leave it to luck which of two equally exact results has the larger
+    error. Errors are taken over all elements (root of the sum of squares), a sum that one wrong element exceeds by far.
+    """
+    exact = attention(q, keys, values, positions, scale, window, softcap)
+    in_torch = attention(q, keys, values, positions, scale, window, softcap, torch.promote_types(q.dtype, keys.dtype))
+    actual_error = (actual.double() - exact).norm().item()
+    torch_error = (in_torch.to(actual.dtype).double() - exact).norm().item()
+    largest_score = scale * q.double().norm(dim=-1).max().item() * keys.double().norm(dim=-1).max().item()
+    rounding = torch.finfo(torch.float32).eps * (1 + largest_score) * exact.norm().item()
+    assert actual_error <= 2 * torch_error + rounding, f"error {actual_error:.3g}, in torch {torch_error:.3g}"
+
+
+def assert_as_exact_as_torch(actual: Tensor, batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> None:
+    """As above for the rows of every request of a batch."""
+    for request, length in enumerate(batch.context_lens.tolist()):
+        rows = batch.query_rows(request)
+        if rows.start < rows.stop and length > 0:
+            positions = torch.arange(length - (rows.stop - rows.start), length)
+            keys, values = batch.keys[request], batch.values[request]
+            assert_rows_as_exact_as_torch(
+                actual[rows], batch.q[rows], keys, values, positions, batch.scale, window, softcap
+            )
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """The number of threads that kernels use, which is what decides into how many splits they cut their work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def lower_isa_levels() -> list[str]:
+    """The instruction set levels below this machine's highest; none where this process was told which one to use."""
+    if os.environ.get("CUDAPREFILL_CPU_ISA"):
+        return []
+    return ISA_LEVELS[: ISA_LEVELS.index(ops.cpu_isa())]
+
+
+def passes_at_isa_level(test_file: str, level: str) -> None:
+    """Runs a test file in a process of its own, for a process chooses its level once."""
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", test_file],
+        env={**os.environ, "CUDAPREFILL_CPU_ISA": level},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
