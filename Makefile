@@ -54,7 +54,7 @@ gpu-check:
 	PYTHONPATH=python $(PYTHON) -m benchmarks.attention
 
 clean:
-	rm -rf $(VENV) build dist python/cudaprefill/*.so python/*.egg-info
+	rm -rf $(VENV) build dist python/cudaprefill/*.so python/*.egg-info tests/emu/*.so tests/emu/_mutants
 
 # Everything below reports on standard error, so that `make -s chat` leaves standard output to the answers.
 

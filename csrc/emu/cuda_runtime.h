@@ -1,7 +1,6 @@
 // The CUDA language for g++: what the kernels use of it, on the emulated machine.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -19,9 +18,6 @@
 using cudaStream_t = void*;
 using dim3 = cudaprefill::emu::Index3;
 
-struct alignas(8) uint2 {
-  uint32_t x, y;
-};
 struct alignas(8) float2 {
   float x, y;
 };
@@ -141,7 +137,6 @@ inline int __all_sync(uint32_t mask, bool value, std::source_location where = st
   return cudaprefill::emu::ballot("__all_sync", mask, value, where) == mask;
 }
 
-inline float __int_as_float(int32_t bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

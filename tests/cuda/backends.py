@@ -90,11 +90,13 @@ def backend_of_ops(name: str) -> Iterator[None]:
         yield
 
 
-# What the kernels refuse by name, because no model that is loaded on a GPU has it.
+# What the kernels refuse by name: no model that runs on a GPU has it.
 REFUSALS = (
     "the caches must have the dtype of the activations",
-    "head_size must be",
     "block_size must be a power of two",
+    "must be a multiple of",  # a size
+    "must begin at a multiple of",
+    "must have strides that are multiples of",
 )
 
 

@@ -1,7 +1,7 @@
 """The tests of tests/ops, run once more with the CUDA kernels behind the ops.
 
-Left out are tests of the CPU kernels themselves (instruction set levels, threads, values checked inside tensors) and
-those at sizes that test_attention.py has.
+Left out are tests of the CPU kernels themselves (instruction set levels, threads, values checked inside tensors), those
+of random examples, and those at sizes that test_attention.py has.
 """
 
 from __future__ import annotations
@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 pytest.importorskip("hypothesis")  # of the tests that are borrowed
 
 from cudaprefill import ops
 from tests.cuda.backends import GPU_BACKENDS, OP_NAMES, backend_of_ops, ops_replaced_by, skipping_refusals
-from tests.ops import test_decode_attention, test_prefill_attention
+from tests.ops import (
+    test_copy_blocks,
+    test_decode_attention,
+    test_prefill_attention,
+    test_rms_norm,
+    test_rope_write_kv,
+    test_silu_and_mul,
+    test_write_kv,
+)
 
 SHARED = {
     test_prefill_attention: (
@@ -45,15 +54,54 @@ SHARED = {
         "tokens_decoded_after_a_prompt_with_a_window",
         "window",
     ),
+    test_write_kv: (
+        "every_dtype_and_head_size",
+        "many_tokens_on_several_threads",
+        "a_nan_row_with_slot_minus_one_leaves_the_pool_alone",
+        "views_of_one_fused_row",
+        "caches_that_are_views",
+        "no_tokens",
+        "blocks_far_beyond_32_bit_offsets",
+    ),
+    test_rope_write_kv: (
+        "every_dtype",
+        "head_sizes_and_partial_rotation",
+        "only_q_or_only_k_is_normed",
+        "views_of_one_fused_row",
+        "many_tokens_on_several_threads",
+        "no_tokens",
+        "nan_rows_with_slot_minus_one_leave_the_pool_and_the_real_rows_alone",
+        "blocks_far_beyond_32_bit_offsets",
+    ),
+    test_rms_norm: (
+        "rms_norm",
+        "add_rms_norm",
+        "rows_that_do_not_adjoin",
+        "a_row_of_zeros_stays_zero",
+        "a_row_of_nan_harms_no_other",
+        "no_rows",
+    ),
+    test_silu_and_mul: (
+        "silu_and_mul",
+        "gates_beyond_the_range_of_the_exponential",
+        "rows_that_do_not_adjoin",
+        "no_rows",
+    ),
+    test_copy_blocks: (
+        "every_dtype_and_size",
+        "caches_whose_slots_do_not_adjoin",
+        "blocks_far_beyond_32_bit_offsets",
+    ),
 }
 for module, names in SHARED.items():
-    prefix = module.__name__.rpartition(".")[2].removesuffix("_attention")
+    prefix = module.__name__.rpartition(".")[2]
     globals().update({f"{prefix}_{name}": getattr(module, f"test_{name}") for name in names})
 
 
 @pytest.fixture(params=GPU_BACKENDS, autouse=True)
 def gpu_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test of this file runs on the emulated device and on a real one."""
+    torch.manual_seed(0)
     with (
         backend_of_ops(request.param),
         ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}),

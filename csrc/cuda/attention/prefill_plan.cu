@@ -124,13 +124,11 @@ __global__ void __launch_bounds__(kThreads) plan_prefill_kernel(const __grid_con
   });
   __syncthreads();
   if (threadIdx.x == 0) {
-    uint32_t num_items, num_split_tiles, num_parts;
+    uint32_t num_items, num_split_tiles;
     ptx::load_shared(num_items_at, num_items);
     ptx::load_shared(split_tiles, num_split_tiles);
-    ptx::load_shared(parts, num_parts);
     ptx::store_global(&plan.counts->num_items, static_cast<int32_t>(num_items));
     ptx::store_global(&plan.counts->num_split_tiles, static_cast<int32_t>(num_split_tiles));
-    ptx::store_global(&plan.counts->num_parts, static_cast<int32_t>(num_parts));
   }
 }
 

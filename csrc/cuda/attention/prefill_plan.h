@@ -32,7 +32,7 @@ struct alignas(16) SplitTile {
 };
 
 struct PlanCounts {
-  int32_t num_items, num_split_tiles, num_parts;
+  int32_t num_items, num_split_tiles;
 };
 
 struct PrefillPlanParams {
