@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudaprefill.async_engine import AsyncEngine
     from cudaprefill.config import EngineConfig
+    from cudaprefill.errors import EngineDeadError, QueueFullError
     from cudaprefill.llm import LLM
     from cudaprefill.outputs import CompletionOutput, RequestOutput
     from cudaprefill.sampling_params import SamplingParams
@@ -24,12 +25,23 @@ _HOMES = {
     "AsyncEngine": "async_engine",
     "CompletionOutput": "outputs",
     "EngineConfig": "config",
+    "EngineDeadError": "errors",
     "LLM": "llm",
+    "QueueFullError": "errors",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
 }
 
-__all__ = ["LLM", "AsyncEngine", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "EngineConfig",
+    "EngineDeadError",
+    "QueueFullError",
+    "RequestOutput",
+    "SamplingParams",
+]
 __version__ = "0.1.0"
 
 

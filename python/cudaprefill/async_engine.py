@@ -64,9 +64,9 @@ class AsyncEngine:
         """
         request, text = await asyncio.to_thread(
             self._input_processor.process_prompt,
-            request_id or self._new_id(),
+            self._new_id() if request_id is None else request_id,
             prompt,
-            sampling_params or SamplingParams(),
+            SamplingParams() if sampling_params is None else sampling_params,
             priority=priority,
             arrival_time=time.monotonic(),
         )
@@ -84,9 +84,9 @@ class AsyncEngine:
         """Answers a conversation through the model's chat template. Otherwise as `generate`."""
         request = await asyncio.to_thread(
             self._input_processor.process_chat,
-            request_id or self._new_id(),
+            self._new_id() if request_id is None else request_id,
             messages,
-            sampling_params or SamplingParams(),
+            SamplingParams() if sampling_params is None else sampling_params,
             priority=priority,
             arrival_time=time.monotonic(),
             cache_salt=cache_salt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -11,7 +12,7 @@ from typing import Any, cast
 from cudaprefill.config import EngineConfig
 from cudaprefill.engine.engine_thread import EngineThread
 from cudaprefill.engine.factory import EngineInfo, build_engine
-from cudaprefill.engine.input_processor import Prompt
+from cudaprefill.engine.input_processor import Prompt, as_list
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.request_stream import RequestStream
 from cudaprefill.outputs import RequestOutput
@@ -49,11 +50,11 @@ class LLM:
         """Continues each prompt: text, token ids, or a dict with `prompt` or `prompt_token_ids` and maybe `cache_salt`.
 
         One SamplingParams for all or one each. `progress` gets requests done and in all.
-        Raises ValueError naming the prompt that is wrong, before any is run.
+        Raises ValueError naming the prompt that is wrong, before any is run, and QueueFullError if there are more
+        prompts than max_num_queued_reqs allows; the others are aborted then.
         """
-        listed = cast("Sequence[Prompt]", prompts) if _is_list_of_prompts(prompts) else [cast("Prompt", prompts)]
         requests = []
-        for number, (prompt, params) in enumerate(_paired(listed, sampling_params, "prompts")):
+        for number, (prompt, params) in enumerate(_paired(_listed(prompts), sampling_params, "prompts")):
             with _naming(f"prompt {number}"):
                 requests.append(self._input_processor.process_prompt(self._new_id(), prompt, params))
         return self._run(requests, progress)
@@ -66,6 +67,8 @@ class LLM:
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several, through the model's chat template. Otherwise as `generate`."""
+        if not isinstance(conversations, (list, tuple)):
+            raise ValueError(f"conversations must be a list of messages or of such lists, got {_kind(conversations)}")
         one = bool(conversations) and isinstance(conversations[0], Mapping)
         listed = cast("Sequence[Sequence[Message]]", [conversations] if one else conversations)
         requests: list[tuple[Request, str | None]] = []
@@ -76,12 +79,12 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
         """Continues one prompt; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
         return self._submit(*self._input_processor.process_prompt(self._new_id(), prompt, params))
 
     def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> RequestStream:
         """Answers one conversation; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
-        params = sampling_params or SamplingParams()
+        params = SamplingParams() if sampling_params is None else sampling_params
         return self._submit(self._input_processor.process_chat(self._new_id(), messages, params), None)
 
     def reset_prefix_cache(self) -> None:
@@ -124,11 +127,18 @@ class LLM:
                 stream.abort()
 
 
-def _is_list_of_prompts(prompts: Any) -> bool:
-    """Whether it is several prompts and not one given as text, dict or token ids."""
+def _listed(prompts: object) -> Sequence[Any]:
+    """Several prompts as they are; one, given as text, dict or token ids, as a list of its own."""
+    prompts = as_list(prompts)
     if isinstance(prompts, (str, Mapping)):
-        return False
-    return not prompts or not isinstance(prompts[0], int)
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise ValueError(f"prompts must be text, token ids, a dict, or a list of these, got {_kind(prompts)}")
+    return [prompts] if prompts and isinstance(prompts[0], numbers.Integral) else prompts
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _paired(items: Sequence[Any], params: Params, what: str) -> Iterator[tuple[Any, SamplingParams]]:
@@ -136,6 +146,8 @@ def _paired(items: Sequence[Any], params: Params, what: str) -> Iterator[tuple[A
         raise ValueError(f"{what} is empty")
     if params is None or isinstance(params, SamplingParams):
         return zip(items, itertools.repeat(params or SamplingParams()))
+    if not isinstance(params, (list, tuple)):
+        raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {_kind(params)}")
     if len(params) != len(items):
         raise ValueError(f"got {len(params)} sampling_params for {len(items)} {what}")
     return zip(items, params, strict=True)

@@ -14,7 +14,8 @@ from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request import Request
-from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
+from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.sampling_params import SamplingParams
 from cudaprefill.text.tokenizer import Tokenizer
 from cudaprefill.text.tokenizer_files import TokenizerFiles
@@ -74,8 +75,13 @@ def make_engine(*, num_blocks: int = 64, block_size: int = 16, budget: int = 64,
 
 
 def make_request(request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **options: Any) -> Request:
-    inputs = InputProcessor(letters(), (EOS,), VOCAB_SIZE, MAX_MODEL_LEN)
-    return inputs.process_prompt(request_id, list(prompt), params, **options)[0]
+    return make_input_processor().process_prompt(request_id, list(prompt), params, **options)[0]
+
+
+def make_input_processor() -> InputProcessor:
+    """Of an engine with a huge pool: what a smaller one cannot hold is left for its scheduler to refuse."""
+    limits = SchedulerConfig(num_blocks=10**6, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=64, max_num_seqs=16)
+    return InputProcessor(letters(), (EOS,), VOCAB_SIZE, limits)
 
 
 def expected(prompt: Sequence[int], params: SamplingParams = GREEDY) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -9,11 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cudaprefill.engine.engine import Engine
-from cudaprefill.engine.engine_thread import EngineDeadError, EngineThread
+from cudaprefill.engine.engine_thread import EngineThread
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.request_stream import RequestStream
-from cudaprefill.engine.scheduler import QueueFullError
+from cudaprefill.errors import EngineDeadError, QueueFullError
 from cudaprefill.sampling_params import SamplingParams
 from tests.engine.harness import GREEDY, FakeRunner, expected, make_engine, make_request, pool_is_idle, text_of
 
@@ -95,8 +96,9 @@ def test_a_step_that_fails_ends_every_request_with_the_reason(start: Callable[[E
         with pytest.raises(EngineDeadError, match="fell off the bus"):
             stream.wait()
     assert isinstance(thread.error, OSError)
-    with pytest.raises(EngineDeadError, match="fell off the bus"):
+    with pytest.raises(EngineDeadError, match="fell off the bus") as caught:
         submit(thread, make_request("late", PROMPT))
+    assert caught.value.__cause__ is thread.error  # where it happened is not lost
     thread.abort("r0")
 
 
@@ -146,3 +148,17 @@ def test_a_mailbox_that_fails_costs_its_own_requests_alone(start: Callable[[Engi
     assert submit(thread, make_request("r", PROMPT)).wait().outputs[0].token_ids == expected(PROMPT)
     assert thread.call(lambda engine: engine.has_work()).result() is False
     assert thread.call(pool_is_idle).result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_has_no_engine_and_says_so_instead_of_waiting_for_ever(start: Callable[[Engine], EngineThread]) -> None:
+    thread = start(make_engine())
+    child = os.fork()
+    if child == 0:
+        try:
+            submit(thread, make_request("r", PROMPT))
+        except EngineDeadError as error:
+            os._exit(0 if "fork" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert submit(thread, make_request("r", PROMPT)).wait().finished

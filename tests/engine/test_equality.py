@@ -16,7 +16,8 @@ from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.sampler import RowState, Sampler, SamplerOutput
-from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
+from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import Decoder, load_model
 from cudaprefill.sampling_params import SamplingParams
 from tests.engine.harness import letters, make_request, pool_is_idle

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
+import numpy as np
 import pytest
 
-from cudaprefill import LLM, AsyncEngine, SamplingParams
+from cudaprefill import LLM, AsyncEngine, QueueFullError, SamplingParams
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -18,7 +21,8 @@ def test_generate_takes_text_token_ids_and_dicts(llm: LLM) -> None:
     outputs = llm.generate(["The sky is", token_ids, {"prompt": "The sky is"}, {"prompt_token_ids": token_ids}], GREEDY)
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert [output.prompt for output in outputs] == ["The sky is", None, "The sky is", None]
-    assert llm.generate(token_ids, GREEDY)[0].outputs[0].text == outputs[0].outputs[0].text
+    for one in (token_ids, tuple(token_ids), np.array(token_ids), [np.int64(token) for token in token_ids]):
+        assert llm.generate(one, GREEDY)[0].outputs[0].text == outputs[0].outputs[0].text
     assert llm.generate("The sky is")[0].outputs[0].token_ids != []
 
 
@@ -41,6 +45,11 @@ def test_vllms_default_of_sixteen_tokens(llm: LLM) -> None:
         ({"text": "x"}, "prompt or prompt_token_ids"),
         ({"prompt": "x", "cache_salt": ""}, "cache_salt"),
         (["\ud800"], "lone surrogate"),
+        (None, "prompts must be text, token ids, a dict, or a list of these, got NoneType"),
+        (7, "prompts must be text, .* got int"),
+        (b"text", "prompts must be text, .* got bytes"),
+        ((text for text in ["a"]), "prompts must be text, .* got generator"),
+        (["good", [5] * 8192], r"prompt 1: the prompt has 8192 tokens.*max_model_len is 8192"),
     ],
 )
 def test_a_wrong_prompt_is_named_before_anything_runs(llm: LLM, prompts: object, reason: str) -> None:
@@ -52,6 +61,37 @@ def test_a_wrong_prompt_is_named_before_anything_runs(llm: LLM, prompts: object,
 def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers(llm: LLM) -> None:
     with pytest.raises(ValueError, match=r"8192 tokens.*max_model_len is 8192"):
         llm.generate([[5] * 8192], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("conversations", "reason"),
+    [
+        ([], "conversations is empty"),
+        ([[]], "conversation 0: messages must not be empty"),
+        (None, "conversations must be a list of messages or of such lists, got NoneType"),
+        ("hi", "conversations must be a list of messages or of such lists, got str"),
+        (FRANCE[0], "conversations must be a list of messages or of such lists, got dict"),
+        ([FRANCE, FRANCE[0]], "conversation 1: messages must be a list, got dict"),
+    ],
+)
+def test_a_wrong_conversation_is_named(llm: LLM, conversations: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        llm.chat(conversations, GREEDY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"temperature": 0}, "sampling_params must be SamplingParams or a list of them, got dict"),
+        (5, "sampling_params must be SamplingParams or a list of them, got int"),
+        ([], "got 0 sampling_params for 1 prompts"),
+        ([GREEDY, GREEDY], "got 2 sampling_params for 1 prompts"),
+        ([None], "prompt 0: sampling_params must be SamplingParams, got NoneType"),
+    ],
+)
+def test_sampling_params_are_one_for_all_or_one_each(llm: LLM, params: object, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        llm.generate("x", params)  # type: ignore[arg-type]
 
 
 def test_sampling_params_are_checked_against_the_vocabulary(llm: LLM) -> None:
@@ -76,6 +116,29 @@ def test_threads_share_one_engine(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert answers == ["The capital of France is Paris."] * 4
+
+
+def test_more_prompts_than_the_queue_takes_are_refused_and_leave_nothing_behind() -> None:
+    with LLM(kv_cache_memory=64 * 2**20, max_num_seqs=1, max_num_queued_reqs=2) as llm:
+        with pytest.raises(QueueFullError, match="max_num_queued_reqs is 2"):
+            llm.generate(["Once upon a time"] * 5, SamplingParams(max_tokens=50, ignore_eos=True))
+        assert llm.generate("The sky is", GREEDY)[0].finished
+
+
+def test_a_stream_that_is_left_early_inside_with_is_aborted(llm: LLM) -> None:
+    with llm.stream("Once upon a time", SamplingParams(max_tokens=2000, ignore_eos=True)) as stream:
+        next(stream)
+    assert stream.wait().outputs[0].finish_reason == "abort"
+
+
+def test_a_program_may_end_in_the_middle_of_a_stream() -> None:
+    script = """
+from cudaprefill import LLM, SamplingParams
+stream = LLM(kv_cache_memory=64 * 2**20).stream("Once", SamplingParams(max_tokens=2000, ignore_eos=True))
+print(len(next(stream).token_ids))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
 
 
 def test_control_tokens_that_a_user_types_stay_text(llm: LLM) -> None:

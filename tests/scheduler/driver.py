@@ -9,7 +9,8 @@ import numpy as np
 from cudaprefill._core import BlockState
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.schedule import BatchArrays, Schedule
-from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
+from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.observe.events import RequestEvent
 from cudaprefill.sampling_params import SamplingParams
 from tests.fake_model import TABLE_POISON, FakeModel, continuation, pick_token

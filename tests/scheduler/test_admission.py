@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cudaprefill.engine.scheduler import QueueFullError, SchedulerConfig
+from cudaprefill.engine.scheduler_config import SchedulerConfig
+from cudaprefill.errors import QueueFullError
 from tests.scheduler.driver import Driver
 
 

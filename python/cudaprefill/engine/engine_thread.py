@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import queue
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from cudaprefill.engine.output_delta import OutputDelta
+from cudaprefill.errors import EngineDeadError
 
 if TYPE_CHECKING:
     from cudaprefill.engine.engine import Engine
@@ -20,10 +22,6 @@ Result = TypeVar("Result")
 # Takes what one step made for one client. Called in the engine's thread, so it must only hand over, never work.
 Mailbox = Callable[[list[OutputDelta]], None]
 Command = Callable[["Engine"], None]
-
-
-class EngineDeadError(RuntimeError):
-    """The engine has stopped, by a failure of a step or by `close`, and takes no more requests."""
 
 
 class EngineThread:
@@ -38,6 +36,7 @@ class EngineThread:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="cudaprefill-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread in the middle of a step when the interpreter goes aborts the process
 
     def submit(self, request: Request, mailbox: Mailbox) -> None:
         """Deltas, or one delta with an error (ValueError, QueueFullError), arrive at `mailbox`."""
@@ -80,12 +79,20 @@ class EngineThread:
                 self._commands.put(_stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        atexit.unregister(self.close)
 
     def _put(self, command: Command) -> None:
         with self._lock:
             if self._closing:
-                raise EngineDeadError(f"the engine has stopped: {self.error or 'it was closed'}")
+                raise self._reason()
+            if not self._thread.is_alive():
+                raise EngineDeadError("the engine's thread is not in this process: it does not come along in a fork")
             self._commands.put(command)
+
+    def _reason(self) -> EngineDeadError:
+        reason = EngineDeadError(f"the engine has stopped: {self.error!r}" if self.error else "the engine was closed")
+        reason.__cause__ = self.error
+        return reason
 
     def _run(self) -> None:
         try:
@@ -128,7 +135,7 @@ class EngineThread:
     def _end(self) -> None:
         with self._lock:
             self._closing = True
-        reason = EngineDeadError(f"the engine has stopped: {self.error!r}" if self.error else "the engine was closed")
+        reason = self._reason()
         for request_id, mailbox in self._mailboxes.items():
             _delivered(mailbox, [OutputDelta.failed(request_id, reason)])
         self._mailboxes.clear()

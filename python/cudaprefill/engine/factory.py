@@ -18,7 +18,8 @@ from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
 from cudaprefill.engine.model_runner import ModelRunner
-from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
+from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import Decoder, default_model_path, load_model, read_model_config
 from cudaprefill.models.weights import expected_tensors
 from cudaprefill.text.tokenizer import Tokenizer
@@ -107,24 +108,22 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         num_blocks = blocks_for_gpu(block_bytes, config.gpu_memory_utilization, device, largest_step.run)
     kv_cache = KVCache(model_config.num_layers, num_blocks, *shape, kv_dtype, device)
 
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_blocks=num_blocks,
-            block_size=config.block_size,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=budget,
-            max_num_seqs=max_num_seqs,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            enable_prefix_caching=config.enable_prefix_caching,
-            max_num_queued_reqs=config.max_num_queued_reqs,
-        )
+    scheduler_config = SchedulerConfig(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_num_queued_reqs=config.max_num_queued_reqs,
     )
     eos_token_ids = tuple(model_config.eos_token_ids) or (
         () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     )
     return EngineParts(
-        engine=Engine(scheduler, ModelRunner(model, kv_cache), tokenizer, device),
-        input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, max_model_len),
+        engine=Engine(Scheduler(scheduler_config), ModelRunner(model, kv_cache), tokenizer, device),
+        input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, scheduler_config),
         tokenizer=tokenizer,
         info=EngineInfo(
             model=path.name,

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cudaprefill.engine.request import Request
-from cudaprefill.sampling_params import SamplingParams
-from cudaprefill.text.chat_template import Message
+from cudaprefill.engine.scheduler_config import SchedulerConfig
+from cudaprefill.sampling_params import SamplingParams, show
+from cudaprefill.text.chat_template import Message, check_unicode
 from cudaprefill.text.tokenizer import Tokenizer
 
-# Text, token ids, or vLLM's dicts: {"prompt": text} or {"prompt_token_ids": ids}, either with a "cache_salt".
+# Text, token ids (an array or a tensor of them will do), or vLLM's dicts: {"prompt": text} or
+# {"prompt_token_ids": ids}, either with a "cache_salt".
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
 
@@ -24,7 +26,7 @@ class InputProcessor:
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
     vocab_size: int
-    max_model_len: int
+    limits: SchedulerConfig
 
     def process_prompt(
         self,
@@ -62,7 +64,7 @@ class InputProcessor:
             unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
             if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
                 raise ValueError(
-                    f"a prompt dict has prompt or prompt_token_ids, and may have cache_salt; got {sorted(prompt)}"
+                    f"a prompt dict has prompt or prompt_token_ids, and may have cache_salt; got {show(list(prompt))}"
                 )
             cache_salt = prompt.get("cache_salt")
             prompt = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
@@ -71,14 +73,15 @@ class InputProcessor:
         return None, self._check_token_ids(prompt), cache_salt
 
     def _check_token_ids(self, token_ids: object) -> list[int]:
-        if not isinstance(token_ids, Sequence):
+        token_ids = as_list(token_ids)
+        if not isinstance(token_ids, Sequence) or isinstance(token_ids, (bytes, bytearray)):
             raise ValueError(f"a prompt must be text or a list of token ids, got {type(token_ids).__name__}")
         for position, token_id in enumerate(token_ids):
             if isinstance(token_id, bool) or not isinstance(token_id, numbers.Integral):
-                raise ValueError(f"prompt token {position} must be an integer, got {token_id!r:.50}")
+                raise ValueError(f"prompt token {position} must be an integer, got {show(token_id)}")
             if not 0 <= int(token_id) < self.vocab_size:
                 raise ValueError(
-                    f"prompt token {position} is {token_id}, but the vocabulary has {self.vocab_size} tokens"
+                    f"prompt token {position} is {show(token_id)}, but the vocabulary has {self.vocab_size} tokens"
                 )
         return [int(token_id) for token_id in token_ids]
 
@@ -91,13 +94,20 @@ class InputProcessor:
         arrival_time: float,
         cache_salt: str | None,
     ) -> Request:
+        if not isinstance(request_id, str) or not request_id:
+            raise ValueError(f"request_id must be a string that is not empty, got {show(request_id)}")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError(f"priority must be an integer, got {show(priority)}")
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         params.validate_for(self.vocab_size)
-        if not token_ids:
-            raise ValueError("the prompt has no tokens")
+        self.limits.refuse_impossible(len(token_ids), params.n)
         if max(token_ids) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
             raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
-        if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
-            raise ValueError(f"cache_salt must be a string that is not empty, got {cache_salt!r:.50}")
+        if cache_salt is not None:
+            if not isinstance(cache_salt, str) or not cache_salt:
+                raise ValueError(f"cache_salt must be a string that is not empty, got {show(cache_salt)}")
+            check_unicode("cache_salt", cache_salt)
         members = [
             Request(
                 request_id=request_id if index == 0 else f"{request_id}#{index}",
@@ -112,3 +122,8 @@ class InputProcessor:
         ]
         members[0].siblings.extend(members[1:])
         return members[0]
+
+
+def as_list(value: object) -> object:
+    """The list that an array or a tensor holds; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value

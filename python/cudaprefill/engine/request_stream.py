@@ -45,7 +45,8 @@ class _Stream:
 class RequestStream(_Stream):
     """Iterate for the deltas of all outputs; `output` is their sum so far.
 
-    An exception while waiting (KeyboardInterrupt, say) loses nothing: iteration can go on.
+    An exception while waiting (KeyboardInterrupt, say) loses nothing: iteration can go on. A loop that is left early
+    leaves the request running, unless it is inside `with stream:`, which aborts it at the end.
     """
 
     def __init__(self, request: Request, prompt: str | None, abort: Callable[[], None]) -> None:
@@ -67,6 +68,12 @@ class RequestStream(_Stream):
             self._deltas = self._mail.get()
         return self._apply(self._deltas.pop(0))
 
+    def __enter__(self) -> RequestStream:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.abort()
+
     def wait(self) -> RequestOutput:
         """The whole output."""
         for _ in self:
@@ -75,7 +82,7 @@ class RequestStream(_Stream):
 
 
 class AsyncRequestStream(_Stream):
-    """The same for asyncio. Leaving the iteration early (break, cancellation) aborts the request: use `async with`."""
+    """The same for asyncio, with `async with stream:`, which aborts the request at a break or a cancellation too."""
 
     def __init__(self, request: Request, prompt: str | None, abort: Callable[[], None]) -> None:
         super().__init__(request, prompt, abort)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,8 @@ from cudaprefill import _core
 from cudaprefill.engine.request import FinishReason, Request, RequestState
 from cudaprefill.engine.request_queue import RequestQueue, RequestRows
 from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
+from cudaprefill.engine.scheduler_config import SchedulerConfig
+from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
 
 if TYPE_CHECKING:
@@ -22,49 +23,6 @@ if TYPE_CHECKING:
 
 # A prompt that has to share the budget gets at least so many tokens, so that chunks do not shrink to crumbs.
 MIN_CHUNK = 64
-
-
-class QueueFullError(RuntimeError):
-    """The waiting queue has max_num_queued_reqs requests: try again later."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """Sizes of the pool and of a step. Raises ValueError naming the setting, its value and what is allowed."""
-
-    num_blocks: int  # of the KV cache
-    max_model_len: int  # prompt plus output of one request
-    max_num_batched_tokens: int  # the token budget of one step
-    max_num_seqs: int  # requests that run at once
-    block_size: int = 16
-    long_prefill_token_threshold: int = 0  # most tokens of one prompt while others want some; 0: half of what is left
-    enable_prefix_caching: bool = True
-    max_num_queued_reqs: int | None = None  # requests that may wait for a seat; None: no limit
-
-    def __post_init__(self) -> None:
-        least = {
-            "num_blocks": 1,
-            "max_model_len": 2,
-            "max_num_batched_tokens": 1,
-            "max_num_seqs": 1,
-            "block_size": 1,
-            "long_prefill_token_threshold": 0,
-            "max_num_queued_reqs": 0,
-        }
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, got {value}")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
-                f"({self.max_num_seqs}): every running request computes a token in every step"
-            )
-
-    @property
-    def num_slots(self) -> int:
-        """Tokens that fit into the pool."""
-        return self.num_blocks * self.block_size
 
 
 class Scheduler:
@@ -137,7 +95,8 @@ class Scheduler:
 
         Raises ValueError, with both numbers, for what can never run, and QueueFullError when too many wait.
         """
-        self._refuse_impossible(request)
+        self.config.refuse_impossible(len(request.prompt_token_ids), 1 + len(request.siblings))
+        self._refuse_id_in_use(request)
         limit = self.config.max_num_queued_reqs
         if limit is not None and len(self._waiting) >= limit + self.config.max_num_seqs - self._seats_taken():
             raise QueueFullError(f"{len(self._waiting)} requests are waiting, max_num_queued_reqs is {limit}")
@@ -185,23 +144,7 @@ class Scheduler:
         del self._requests[request.request_id]
         self._tell(RequestEventKind.FINISHED, request, reason=reason)
 
-    def _refuse_impossible(self, request: Request) -> None:
-        num_prompt_tokens = len(request.prompt_token_ids)
-        num_seats = 1 + len(request.siblings)
-        if num_prompt_tokens == 0:
-            raise ValueError("the prompt has no tokens")
-        if num_prompt_tokens >= self.config.max_model_len:
-            raise ValueError(
-                f"the prompt has {num_prompt_tokens} tokens and leaves no room for an output: "
-                f"max_model_len is {self.config.max_model_len}"
-            )
-        if num_prompt_tokens > self.config.num_slots:
-            raise ValueError(
-                f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {self.config.num_slots} "
-                f"({self.config.num_blocks} blocks of {self.config.block_size})"
-            )
-        if num_seats > self.config.max_num_seqs:
-            raise ValueError(f"n is {num_seats}, but max_num_seqs is {self.config.max_num_seqs}")
+    def _refuse_id_in_use(self, request: Request) -> None:
         ids = [member.request_id for member in (request, *request.siblings)]
         for index, request_id in enumerate(ids):
             if request_id in self._requests or request_id in ids[:index]:

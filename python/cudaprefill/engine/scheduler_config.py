@@ -1,0 +1,61 @@
+"""The sizes that the scheduler decides within."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Sizes of the pool and of a step. Raises ValueError naming the setting, its value and what is allowed."""
+
+    num_blocks: int  # of the KV cache
+    max_model_len: int  # prompt plus output of one request
+    max_num_batched_tokens: int  # the token budget of one step
+    max_num_seqs: int  # requests that run at once
+    block_size: int = 16
+    long_prefill_token_threshold: int = 0  # most tokens of one prompt while others want some; 0: half of what is left
+    enable_prefix_caching: bool = True
+    max_num_queued_reqs: int | None = None  # requests that may wait for a seat; None: no limit
+
+    def __post_init__(self) -> None:
+        least = {
+            "num_blocks": 1,
+            "max_model_len": 2,
+            "max_num_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "block_size": 1,
+            "long_prefill_token_threshold": 0,
+            "max_num_queued_reqs": 0,
+        }
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request computes a token in every step"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit into the pool."""
+        return self.num_blocks * self.block_size
+
+    def refuse_impossible(self, num_prompt_tokens: int, num_seats: int) -> None:
+        """Raises ValueError, with both numbers, for a request that can never run; `num_seats` is its n."""
+        if num_prompt_tokens == 0:
+            raise ValueError("the prompt has no tokens")
+        if num_prompt_tokens >= self.max_model_len:
+            raise ValueError(
+                f"the prompt has {num_prompt_tokens} tokens and leaves no room for an output: "
+                f"max_model_len is {self.max_model_len}"
+            )
+        if num_prompt_tokens > self.num_slots:
+            raise ValueError(
+                f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {self.num_slots} "
+                f"({self.num_blocks} blocks of {self.block_size})"
+            )
+        if num_seats > self.max_num_seqs:
+            raise ValueError(f"n is {num_seats}, but max_num_seqs is {self.max_num_seqs}")
