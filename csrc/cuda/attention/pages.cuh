@@ -46,7 +46,7 @@ __device__ __forceinline__ void copy_rows_async(const SharedTile<head_size>& til
   constexpr int kChunks = SharedTile<head_size>::kChunks;
   static_assert(rows * kChunks % kWarpSize == 0);
   const bool any = key + rows > first && key < last;
-  const Element* source = any ? from.row(key) : nullptr;
+  const Element* source = any ? from.row(key) : from.data;
 #pragma unroll
   for (int i = 0; i < rows * kChunks / kWarpSize; ++i) {
     const int piece = i * kWarpSize + lane;
