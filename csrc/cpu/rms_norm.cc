@@ -3,6 +3,7 @@
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/parallel.h"
 #include "csrc/cpu/simd.h"
+#include "csrc/cpu/sum_of_squares.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 namespace {
@@ -19,11 +20,8 @@ void add_row(const T* x, T* residual, int64_t size) {
 
 template <class T>
 void norm_row(const T* x, const T* weight, T* out, int64_t size, float epsilon) {
-  Vec squares = zero();
-  const auto add = [&](Vec v) { squares = fma(v, v, squares); };
-  for_each_vector(
-      size, [&](int64_t i) { add(load(x + i)); }, [&](int64_t i, int count) { add(load_first(x + i, count)); });
-  const Vec scale = broadcast(1 / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon));
+  const float mean = sum_of_squares(x, size) / static_cast<float>(size);
+  const Vec scale = broadcast(1 / std::sqrt(mean + epsilon));
   for_each_vector(
       size, [&](int64_t i) { store(out + i, load(x + i) * scale * load(weight + i)); },
       [&](int64_t i, int count) {

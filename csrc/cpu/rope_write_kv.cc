@@ -7,6 +7,7 @@
 #include "csrc/cpu/paged_slot.h"
 #include "csrc/cpu/parallel.h"
 #include "csrc/cpu/simd.h"
+#include "csrc/cpu/sum_of_squares.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 namespace {
@@ -28,13 +29,8 @@ struct HeadNorm {
   float scale;
 
   HeadNorm(const T* x, const void* norm_weight, int64_t size, float epsilon)
-      : weight(static_cast<const T*>(norm_weight)) {
-    Vec squares = zero();
-    const auto add = [&](Vec v) { squares = fma(v, v, squares); };
-    for_each_vector(
-        size, [&](int64_t i) { add(load(x + i)); }, [&](int64_t i, int count) { add(load_first(x + i, count)); });
-    scale = 1 / std::sqrt(sum(squares) / static_cast<float>(size) + epsilon);
-  }
+      : weight(static_cast<const T*>(norm_weight)),
+        scale(1 / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + epsilon)) {}
   CUDAPREFILL_INLINE Vec apply(Vec v, int64_t i) const { return v * broadcast(scale) * load(weight + i); }
   CUDAPREFILL_INLINE Vec apply_first(Vec v, int64_t i, int count) const {
     return v * broadcast(scale) * load_first(weight + i, count);

@@ -1,34 +1,165 @@
-"""The tensor operations of the engine, as functions of torch tensors.
+"""The tensor operations of the engine, on CPU and CUDA tensors.
 
-Shapes: T tokens, B requests, Hq and Hkv query and KV heads, D head size, N blocks, S slots in a block (block size),
-M columns of a block table. The caches of a layer are ``[N, Hkv, S, D]``; a slot is ``block * S + offset``.
+Shapes: T tokens, B requests, Hq and Hkv query and KV heads, D head size, N blocks, S slots in a block (block size), M
+columns of a block table. The caches of a layer are ``k_cache`` and ``v_cache``, both [N, Hkv, S, D]. A slot is
+``block * S + offset``; slot -1 means "do not write".
 
 Activations and caches are float32, bfloat16 or float16, each on its own; sums are kept in float32. The last dimension
-of every tensor is contiguous; q, k and v may be views of one fused row. A wrong shape, dtype, device or stride raises
-``ValueError`` with the name of the argument, before anything is written. An out-of-range slot, position or block id
-raises ``IndexError``.
+of every tensor is contiguous, other strides are free: q, k and v may be views of one fused row.
 
-The functions are the overloads of the torch library ``cudaprefill`` themselves: a Python wrapper around each would cost
-as much as a small kernel.
+Errors: a wrong shape, dtype, device or stride raises ``ValueError`` with the name of the argument, what it must be and
+what it is, before anything is written. A slot, position, block id or length out of range raises ``IndexError`` on the
+CPU; on CUDA these values are the caller's responsibility.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
-torch.ops.load_library(Path(__file__).with_name("_ops.so"))
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-_library = torch.ops.cudaprefill
+P = ParamSpec("P")
+R = TypeVar("R")
 
-write_kv = _library.write_kv.default
-prefill_attention = _library.prefill_attention.default
-decode_attention = _library.decode_attention.default
-rope_write_kv = _library.rope_write_kv.default
-rms_norm = _library.rms_norm.default
-add_rms_norm = _library.add_rms_norm.default
-silu_and_mul = _library.silu_and_mul.default
-copy_blocks = _library.copy_blocks.default
-linear = _library.linear.default
-cpu_isa = _library.cpu_isa.default
+torch.ops.load_library(Path(__file__).with_name("_ops.so"))  # type: ignore[no-untyped-call]
+_cuda_library = Path(__file__).with_name("_ops_cuda.so")
+if _cuda_library.exists() and torch.cuda.is_available():
+    torch.ops.load_library(_cuda_library)  # type: ignore[no-untyped-call]
+
+
+def _op(declaration: Callable[P, R]) -> Callable[P, R]:
+    """The op of the torch library that has the name of the declaration, with its types and its text.
+
+    The body of the declaration is what the op gives for fake tensors: an output of the right shape. No Python function
+    stands around the op itself, for a decode step calls some 300 of them.
+    """
+    name = declaration.__name__
+    torch.library.register_fake(f"cudaprefill::{name}", declaration)
+    op: Callable[P, R] = getattr(torch.ops.cudaprefill, name).default
+    op.__doc__ = declaration.__doc__
+    return op
+
+
+@_op
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Writes token i's K and V into slot ``slot_mapping[i]`` of the caches.
+
+    k, v: [T, Hkv, D]; k_cache, v_cache: [N, Hkv, S, D], written; slot_mapping: [T] int64. No two tokens may share a
+    slot other than -1.
+    """
+
+
+@_op
+def rope_write_kv(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos_sin: Tensor,
+    position_ids: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    norm_eps: float = 1e-6,
+) -> None:
+    """Norms and rotates q in place, and writes k, normed and rotated, and v into their slots of the caches.
+
+    q: [T, Hq, D], written; k, v: [T, Hkv, D]; cos_sin: [P, R] float32, for each position R / 2 cosines, then R / 2
+    sines; position_ids: [T] int64; slot_mapping: [T] int64; q_norm, k_norm: [D], weights of an RMSNorm of each head.
+
+    RoPE in the "rotate halves" form: elements i and R / 2 + i of a head turn together, those from R on stay.
+    """
+
+
+@_op
+def prefill_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """Causal attention of several new tokens of each request over its paged KV, theirs included, into `out`.
+
+    q, out: [T, Hq, D]; block_table: [B, M] int32; cu_seqlens_q: [B + 1] int32; context_lens: [B] int32, cached plus new
+    tokens. Request b owns the rows ``cu_seqlens_q[b] .. cu_seqlens_q[b + 1]``; rows outside
+    ``cu_seqlens_q[0] .. cu_seqlens_q[B]`` stay untouched. With n new tokens and c tokens in all, row i sees the keys
+    ``0 .. c - n + i``, and of these only the last `window` if that is not 0. Scores are ``scale * q @ k``, capped as
+    ``softcap * tanh(score / softcap)`` if that is not 0. Entries of the block table from ceil(c / S) on are never read.
+    """
+
+
+@_op
+def decode_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """Attention of the last token of each request over its paged KV, into `out`.
+
+    q, out: [B, Hq, D]; block_table: [B, M] int32; context_lens: [B] int32, the token itself included; a length of 0
+    gives a row of zeros. `scale`, `window` and `softcap` as in `prefill_attention`.
+    """
+
+
+@_op
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x ** 2) + eps) * weight``, row by row. x: [T, H]; weight: [H] -> [T, H]."""
+    return x.new_empty(x.shape)
+
+
+@_op
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``residual += x``, then the `rms_norm` of the residual. x, residual: [T, H]; weight: [H] -> [T, H]."""
+    return x.new_empty(x.shape)
+
+
+@_op
+def silu_and_mul(x: Tensor) -> Tensor:
+    """``silu(x[:, :I]) * x[:, I:]``. x: [T, 2 I] -> [T, I]."""
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+@_op
+def copy_blocks(k_cache: Tensor, v_cache: Tensor, block_pairs: Tensor) -> None:
+    """Copies whole blocks within the caches of a layer, pair after pair.
+
+    k_cache, v_cache: [N, Hkv, S, D], written; block_pairs: [C, 2] int64 of source and destination.
+    """
+
+
+@_op
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` in float32, on the CPU alone.
+
+    x: [T, K] float32; weight: [L, K]; bias: [L] float32 -> [T, L] float32. A 16-bit weight is read as it is and widened
+    on the way: with one row, half the bytes take half the time.
+    """
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def cpu_isa() -> str:
+    """The level of the CPU kernels that this process runs: "plain", "avx2" or "avx512".
+
+    The highest that the machine offers, unless the environment variable ``CUDAPREFILL_CPU_ISA`` names a lower one;
+    ``RuntimeError`` if it names one that is unknown or missing here.
+    """
+    level: str = torch.ops.cudaprefill.cpu_isa()
+    return level

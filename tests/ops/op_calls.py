@@ -1,0 +1,66 @@
+"""One right call of each op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+T, B, HQ, HKV, D, N, S, M = 5, 2, 6, 2, 64, 8, 16, 3
+
+
+def right_arguments(op: str) -> dict[str, Any]:
+    """The arguments of a right call, by name: T tokens, B requests and the other sizes above."""
+    q = torch.randn(T, HQ, D)
+    k, v = torch.randn(2, T, HKV, D)
+    caches = {"k_cache": torch.randn(N, HKV, S, D), "v_cache": torch.randn(N, HKV, S, D)}
+    slot_mapping = torch.tensor([3, 40, -1, 7, 100])
+    block_table = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32)
+    context_lens = torch.tensor([20, 35], dtype=torch.int32)
+    attention = {"block_table": block_table, "context_lens": context_lens, "scale": 0.125, "window": 0, "softcap": 0.0}
+    return {
+        "write_kv": {"k": k, "v": v, **caches, "slot_mapping": slot_mapping},
+        "rope_write_kv": {
+            "q": q,
+            "k": k,
+            "v": v,
+            "cos_sin": torch.randn(50, D),
+            "position_ids": torch.arange(T),
+            **caches,
+            "slot_mapping": slot_mapping,
+            "q_norm": torch.randn(D),
+            "k_norm": torch.randn(D),
+            "norm_eps": 1e-6,
+        },
+        "prefill_attention": {
+            "q": q,
+            **caches,
+            "cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32),
+            "out": torch.zeros(T, HQ, D),
+            **attention,
+        },
+        "decode_attention": {"q": q[:B], **caches, "out": torch.zeros(B, HQ, D), **attention},
+        "rms_norm": {"x": torch.randn(T, 48), "weight": torch.randn(48), "eps": 1e-5},
+        "add_rms_norm": {
+            "x": torch.randn(T, 48),
+            "residual": torch.randn(T, 48),
+            "weight": torch.randn(48),
+            "eps": 1e-5,
+        },
+        "silu_and_mul": {"x": torch.randn(T, 96)},
+        "copy_blocks": {**caches, "block_pairs": torch.tensor([[0, 7], [2, 1]])},
+        "linear": {"x": torch.randn(T, 48), "weight": torch.randn(20, 48), "bias": torch.randn(20)},
+    }[op]
+
+
+OPS = [
+    "write_kv",
+    "rope_write_kv",
+    "prefill_attention",
+    "decode_attention",
+    "rms_norm",
+    "add_rms_norm",
+    "silu_and_mul",
+    "copy_blocks",
+    "linear",
+]
