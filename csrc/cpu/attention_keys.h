@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "csrc/cpu/attention_schedule.h"
 #include "csrc/cpu/simd.h"
 #include "csrc/ops/params.h"
 
@@ -18,8 +19,8 @@ struct PagedHead {
 };
 
 template <class Params>
-PagedHead paged_head(const Params& params, const PagedCache& cache, int32_t request, int32_t kv_head) {
-  return {cache, params.block_table + request * params.block_table_stride, params.block_size, kv_head};
+PagedHead paged_head(const Params& params, const PagedCache& cache, const AttentionItem& item) {
+  return {cache, params.block_table + item.request * params.block_table_stride, params.block_size, item.kv_head};
 }
 
 // rows[0 .. count - 1] = where the keys first .. first + count - 1 lie. The rest up to rows[size - 1] repeats the last,
@@ -41,20 +42,36 @@ void find_rows(const PagedHead& head, int32_t first, int32_t count, const Kv** r
   std::fill(rows + count, rows + size, last);
 }
 
-// The keys and values of one tile: the first `count` of kSize, the rest repeats the last.
-template <class Kv, int kSize>
+// The rows of a tile of at most kKeys keys. A block of kBlock keys may begin at any of them.
+template <class Kv, int kKeys, int kBlock>
 struct KeyTile {
-  int32_t count;
+  static constexpr int kSize = kKeys + kBlock - 1;
+
+  int32_t first, count;
   const Kv* keys[kSize];
   const Kv* values[kSize];
 
   template <class Params>
-  void find(const Params& params, int32_t request, int32_t kv_head, int32_t first, int32_t tile_count) {
-    count = tile_count;
-    find_rows(paged_head(params, params.k_cache, request, kv_head), first, count, keys, kSize);
-    find_rows(paged_head(params, params.v_cache, request, kv_head), first, count, values, kSize);
+  void find(const Params& params, const AttentionItem& item, int32_t first_key) {
+    first = first_key;
+    count = std::min(kKeys, item.end_key - first_key);
+    find_rows(paged_head(params, params.k_cache, item), first, count, keys, kSize);
+    find_rows(paged_head(params, params.v_cache, item), first, count, values, kSize);
   }
 };
+
+// Calls body(tile, next) for the tiles of an item in order. `next` is what to prefetch; after the last it is the last.
+template <class Tile, class Params, class Body>
+void for_each_tile(const Params& params, const AttentionItem& item, const Body& body) {
+  Tile tiles[2];
+  tiles[0].find(params, item, item.first_key);
+  for (int current = 0;; current ^= 1) {
+    const int32_t end = tiles[current].first + tiles[current].count;
+    if (end == item.end_key) return body(tiles[current], tiles[current]);
+    tiles[current ^ 1].find(params, item, end);
+    body(tiles[current], tiles[current ^ 1]);
+  }
+}
 
 // Brings a row, or a part of it, into the cache of that level while others are worked on: blocks lie anywhere, so no
 // hardware can foresee them.

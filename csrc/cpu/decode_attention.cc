@@ -163,15 +163,7 @@ class Worker {
     std::fill_n(sums.out, heads_ * stride_, 0.0f);
     std::fill_n(sums.highest, heads_, kNoScore);
     std::fill_n(sums.total, heads_, 0.0f);
-    Tile tiles[2];
-    tiles[0].find(params_, item.request, item.kv_head, item.first_key,
-                  std::min(kTileKeys, item.end_key - item.first_key));
-    for (int32_t first = item.first_key, i = 0; first < item.end_key; first += kTileKeys, i ^= 1) {
-      const int32_t left = item.end_key - (first + kTileKeys);
-      Tile& next = tiles[left > 0 ? i ^ 1 : i];
-      if (left > 0) next.find(params_, item.request, item.kv_head, first + kTileKeys, std::min(kTileKeys, left));
-      attend_tile(sums, tiles[i], next);
-    }
+    for_each_tile<Tile>(params_, item, [&](const Tile& tile, const Tile& next) { attend_tile(sums, tile, next); });
     if (is_whole) write_out(item, sums);
   }
 
@@ -182,7 +174,7 @@ class Worker {
   }
 
  private:
-  using Tile = KeyTile<Kv, kTileKeys>;
+  using Tile = KeyTile<Kv, kTileKeys, kKeys>;
 
   HeadSums head_sums(float* memory) const { return {memory, heads_, params_.head_size}; }
 
