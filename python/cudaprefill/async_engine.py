@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -43,7 +44,7 @@ class AsyncEngine:
 
     @classmethod
     async def load(
-        cls, model: str | None = None, *, load_progress: Progress | None = None, **settings: Any
+        cls, model: str | os.PathLike[str] | None = None, *, load_progress: Progress | None = None, **settings: Any
     ) -> AsyncEngine:
         """As `LLM`, without blocking the loop. Raises ValueError or OSError saying what is wrong."""
         config = EngineConfig(model=model, **settings)

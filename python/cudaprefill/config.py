@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCK_SIZES = (16, 32, 64)
+
+# The least and the most of each whole number. A step's arrays are as long as the token budget, and allocated once.
+_RANGES = {
+    "block_size": (1, 2**10),
+    "max_num_batched_tokens": (1, 2**20),
+    "max_num_seqs": (1, 2**20),
+    "max_model_len": (2, 2**31 - 1),
+    "long_prefill_token_threshold": (0, 2**31 - 1),
+    "max_num_queued_reqs": (0, 2**31 - 1),
+    "kv_cache_memory": (1, 2**63 - 1),
+    "threads": (1, 2**10),
+}
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -19,7 +32,7 @@ class EngineConfig:
     Raises ValueError naming the setting, its value and what is allowed.
     """
 
-    model: str | None = None  # Hugging Face folder or GGUF file; None: the packaged default model
+    model: str | os.PathLike[str] | None = None  # Hugging Face folder or GGUF file; None: the packaged default model
     dtype: str = "auto"  # of weights and activations
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU where there is one
     block_size: int = 16  # KV slots of one block
@@ -35,32 +48,30 @@ class EngineConfig:
     threads: int | None = None  # CPU threads of the kernels; None: all cores of this process
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, (str, os.PathLike, type(None))):
+            raise ValueError(f"model must be a path, got {self.model!r}")
         for name in ("dtype", "kv_cache_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {getattr(self, name)!r}")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
-        if self.block_size not in BLOCK_SIZES:
-            raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization!r}")
-        least = {
-            "max_num_batched_tokens": 1,
-            "max_num_seqs": 1,
-            "max_model_len": 2,
-            "long_prefill_token_threshold": 0,
-            "max_num_queued_reqs": 0,
-            "kv_cache_memory": 1,
-            "threads": 1,
-        }
-        for name, minimum in least.items():
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}")
+        share = self.gpu_memory_utilization
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0.0 < share <= 1.0:
+            raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{name} must be an integer, got {value!r}")
-            if value < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, got {value}")
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+            if value > most:
+                raise ValueError(f"{name} must be at most {most}, got {value}")
+        if self.block_size not in BLOCK_SIZES:
+            raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}")
 
 
 def parse_count(text: str) -> int:

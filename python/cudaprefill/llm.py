@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import numbers
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -31,7 +32,9 @@ class LLM:
             print(output.outputs[0].text)
     """
 
-    def __init__(self, model: str | None = None, *, load_progress: Progress | None = None, **settings: Any) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] | None = None, *, load_progress: Progress | None = None, **settings: Any
+    ) -> None:
         """`model`: a Hugging Face folder or a GGUF file; None takes the packaged one. `settings`: see EngineConfig.
 
         `load_progress` gets bytes of weights loaded and in all.

@@ -14,6 +14,9 @@ import time
 
 import pytest
 
+from cudaprefill import EngineDeadError, QueueFullError
+from cudaprefill.cli.main import main
+
 COMMAND = [sys.executable, "-m", "cudaprefill.cli.main"]
 PATIENCE = 120  # seconds that a start may take on a busy machine
 SMALL = ["--kv-cache-memory", "64MiB"]
@@ -72,6 +75,69 @@ def test_a_wrong_setting_is_one_line_that_names_it(arguments: list[str], reason:
     assert done.returncode == 1
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_line_that_cannot_be_answered_is_told_and_the_next_one_is_answered() -> None:
+    stdin = b"What is the capital of France?\nnot \xff UTF-8\n" + b"too long " * 200 + b"\r\nAnd of Italy?"
+    done = subprocess.run(
+        [*COMMAND, "chat", "--max-model-len", "128", "--max-tokens", "9", *SMALL], input=stdin, capture_output=True
+    )
+    assert done.returncode == 1
+    assert done.stdout.count(b"\n") == 2
+    assert b"lone surrogate" in done.stderr
+    assert b"leaves no room for an output: max_model_len is 128" in done.stderr
+    assert b"2 answers" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [("chat <&- >&-", b""), ("generate --max-tokens 1 --temperature 0 Caf\u00e9 2>&-", b"Caf?")],
+)
+def test_streams_that_are_closed_or_know_few_characters_do_no_harm(arguments: str, output: bytes) -> None:
+    done = subprocess.run(
+        " ".join([*COMMAND, *arguments.split(), *SMALL]),
+        shell=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout[:4]) == (0, output), done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_a_command_in_one_line() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "--max-tokens", "1000", *SMALL, "Once upon a time"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("requests of" in line for line in process.stderr)  # the start-up line
+    process.send_signal(signal.SIGINT)
+    told = process.stderr.read()
+    assert process.wait(PATIENCE) == 130
+    assert told.splitlines()[-1] == "cudaprefill: interrupted"
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (EngineDeadError("the engine has stopped: OSError('gone')"), 1, "the engine has stopped: OSError('gone')"),
+        (QueueFullError("3 requests are waiting"), 1, "3 requests are waiting"),
+    ],
+)
+def test_what_ends_a_command_from_outside_is_one_line(
+    error: BaseException, status: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(flags: object) -> int:
+        raise error
+
+    monkeypatch.setattr("cudaprefill.cli.info.run", run)
+    assert main(["info"]) == status
+    assert capsys.readouterr().err.strip() == f"cudaprefill: {told}"
 
 
 def test_help_does_not_wait_for_torch() -> None:

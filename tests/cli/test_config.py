@@ -47,6 +47,14 @@ def test_memory_for_a_person() -> None:
         ("kv_cache_memory", -5),
         ("threads", 1.5),
         ("max_num_queued_reqs", -1),
+        ("max_num_batched_tokens", 10**12),
+        ("max_num_seqs", 2**31),
+        ("threads", 100_000),
+        ("block_size", 16.0),
+        ("gpu_memory_utilization", "0.9"),
+        ("enable_prefix_caching", "no"),
+        ("device", 0),
+        ("model", 7),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(setting: str, value: object) -> None:

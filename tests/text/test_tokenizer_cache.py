@@ -14,6 +14,7 @@ import pytest
 from cudaprefill.text import tokenizer_cache
 from cudaprefill.text.tokenizer import Tokenizer
 from cudaprefill.text.tokenizer_cache import cache_key, default_cache_dir, load_tokenizer_files
+from cudaprefill.text.tokenizer_files import convert_tokenizer
 from tests.text import made_tokenizers
 
 
@@ -122,3 +123,12 @@ def test_the_cache_lies_where_the_xdg_base_directories_say(monkeypatch: pytest.M
     for relative in ("", "not/absolute"):
         monkeypatch.setenv("XDG_CACHE_HOME", relative)
         assert default_cache_dir() == tmp_path / ".cache" / "cudaprefill" / "tokenizers"
+
+
+def test_a_user_without_a_home_gets_a_tokenizer_that_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert load_tokenizer_files(folder) == convert_tokenizer(folder)

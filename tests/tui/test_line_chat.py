@@ -8,18 +8,25 @@ from collections.abc import Iterator
 import pytest
 
 from cudaprefill_tui.backend import AnswerFigures, Message
+from cudaprefill_tui.figures import describe_answer, describe_session
 from cudaprefill_tui.line_chat import run_line_chat
-from cudaprefill_tui.terminal_chat import printable
+from cudaprefill_tui.printable import printable, shown
+from cudaprefill_tui.terminal_chat import TerminalChat
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 class FakeAnswer:
-    def __init__(self, deltas: list[str]) -> None:
+    def __init__(self, deltas: list[str], ttft: float | None = 0.25) -> None:
         self._deltas = deltas
         self.figures = AnswerFigures(
             prompt_tokens=10,
             cached_tokens=4,
             output_tokens=len(deltas),
-            ttft=0.25,
+            ttft=ttft,
             itls=(0.01, 0.03),
             finish_reason="stop",
         )
@@ -89,3 +96,63 @@ def test_no_input_is_no_answer() -> None:
 @pytest.mark.parametrize("character", ["\x1b", "\x07", "\x9b", "\r", "\x00"])
 def test_what_a_model_writes_cannot_steer_the_terminal(character: str) -> None:
     assert printable(f"a{character}[2Jb\n\tc") == "a�[2Jb\n\tc"
+
+
+def test_only_a_terminal_needs_printable_text() -> None:
+    assert shown("\x1b[2J", Terminal()) == "�[2J"
+    assert shown("\x1b[2J", io.StringIO()) == "\x1b[2J"
+
+
+def test_an_answer_that_was_stopped_before_its_first_token_counts_in_no_ttft() -> None:
+    stopped, whole = FakeAnswer([], ttft=None).figures, FakeAnswer(["x"]).figures
+    assert describe_answer(stopped).startswith("no token (4 of 10 prompt tokens")
+    assert "TTFT p50 250 ms" in describe_session([stopped, whole])
+    assert "TTFT p50 none" in describe_session([stopped])
+
+
+class Interrupted(FakeAnswer):
+    """Ctrl-C comes where the chat reads or, when that is where `screen` raises it, writes."""
+
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize("where", ["read", "write", "ask"])
+def test_ctrl_c_at_any_moment_of_an_answer_leads_back_to_the_prompt(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if where == "write" and text == "two":
+                raise KeyboardInterrupt
+            return super().write(text)
+
+    class Deltas:
+        def __init__(self) -> None:
+            self.left = ["one", "two", "three"]
+
+        def __next__(self) -> str:
+            if where == "read" and len(self.left) == 2:
+                self.left.pop(0)
+                raise KeyboardInterrupt
+            if not self.left:
+                raise StopIteration
+            return self.left.pop(0)
+
+    answer = Interrupted([])
+    monkeypatch.setattr(Interrupted, "__iter__", lambda self: Deltas())
+
+    class Backend(EchoBackend):
+        def ask(self, messages: list[Message]) -> FakeAnswer:
+            if where == "ask":
+                raise KeyboardInterrupt
+            return answer
+
+    lines = iter(["hello", "/quit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    screen = Screen()
+    assert TerminalChat(Backend(), screen, None).run() == 0
+    assert answer.aborted == (where != "ask")
+    assert ("1 answer" in screen.getvalue()) == (where != "ask")

@@ -16,7 +16,7 @@ class AnswerFigures:
     prompt_tokens: int
     cached_tokens: int  # of the prompt, taken over from the prefix cache
     output_tokens: int
-    ttft: float
+    ttft: float | None  # None where no token came
     itls: tuple[float, ...]  # gaps between consecutive tokens
     finish_reason: str  # "stop", "length" or "abort"
 

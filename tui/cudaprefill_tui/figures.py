@@ -10,10 +10,8 @@ from .backend import AnswerFigures
 
 def describe_answer(figures: AnswerFigures) -> str:
     """TTFT 41 ms (32 of 45 prompt tokens from the prefix cache) · ITL 13.1 ms · 76 tok/s · 9 tokens"""
-    parts = [
-        f"TTFT {milliseconds(figures.ttft)} ({figures.cached_tokens} of {figures.prompt_tokens} prompt tokens "
-        "from the prefix cache)"
-    ]
+    ttft = "no token" if figures.ttft is None else f"TTFT {milliseconds(figures.ttft)}"
+    parts = [f"{ttft} ({figures.cached_tokens} of {figures.prompt_tokens} prompt tokens from the prefix cache)"]
     if figures.itls:
         parts.append(f"ITL {milliseconds(mean(figures.itls))}")
         parts.append(f"{1 / max(mean(figures.itls), 1e-9):.0f} tok/s")
@@ -31,11 +29,12 @@ def describe_session(answers: Sequence[AnswerFigures]) -> str:
         return "no answers"
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     cached_tokens = sum(answer.cached_tokens for answer in answers)
+    ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
     itls = [itl for answer in answers for itl in answer.itls]
     output_tokens = sum(answer.output_tokens for answer in answers)
     return (
         f"{len(answers)} answer{'s' if len(answers) != 1 else ''} · {output_tokens} tokens"
-        f" · TTFT p50 {milliseconds(median(answer.ttft for answer in answers))}"
+        f" · TTFT p50 {milliseconds(median(ttfts)) if ttfts else 'none'}"
         f" · ITL p50 {milliseconds(median(itls)) if itls else 'none'}"
         f" · prefix hit {cached_tokens} of {prompt_tokens} prompt tokens ({cached_tokens / max(prompt_tokens, 1):.0%})"
     )

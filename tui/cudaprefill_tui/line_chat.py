@@ -6,6 +6,7 @@ from typing import TextIO
 
 from .backend import AnswerFigures, ChatBackend, Message
 from .figures import describe_session
+from .printable import shown
 
 
 def run_line_chat(backend: ChatBackend, prompts: TextIO, answers: TextIO, report: TextIO, system: str | None) -> int:
@@ -30,7 +31,7 @@ def run_line_chat(backend: ChatBackend, prompts: TextIO, answers: TextIO, report
         text = ""
         for delta in answer:
             text += delta
-            answers.write(delta)
+            answers.write(shown(delta, answers))
             answers.flush()
         answers.write("\n")
         answers.flush()

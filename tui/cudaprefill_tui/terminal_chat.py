@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import unicodedata
 from typing import TextIO
 
 from .backend import Answer, AnswerFigures, ChatBackend, Message
 from .figures import describe_answer, describe_session
+from .printable import printable
 
 HELP = """\
   /new            start a new conversation
@@ -38,17 +38,16 @@ class TerminalChat:
         while True:
             try:
                 line = input("\n> ").strip()
+                if line == "/quit":
+                    break
+                if line.startswith("/"):
+                    self._command(line)
+                elif line:
+                    self._answer(line)
             except EOFError:
                 break
             except KeyboardInterrupt:
                 self._note("Ctrl-D or /quit leaves")
-                continue
-            if line == "/quit":
-                break
-            if line.startswith("/"):
-                self._command(line)
-            elif line:
-                self._answer(line)
         self._note(f"\n{describe_session(self._figures)}")
         return 0
 
@@ -87,25 +86,19 @@ class TerminalChat:
         while True:
             try:
                 delta = next(deltas, None)
+                if delta is None:
+                    break
+                text += delta
+                self._screen.write(printable(delta))
+                self._screen.flush()
             except KeyboardInterrupt:
                 answer.abort()
-                continue
-            if delta is None:
-                break
-            text += delta
-            self._screen.write(printable(delta))
-            self._screen.flush()
         self._screen.write("\n")
         return text
 
     def _note(self, text: str) -> None:
         self._screen.write(f"{self._dim}{printable(text)}{self._plain}\n")
         self._screen.flush()
-
-
-def printable(text: str) -> str:
-    """`text` without control characters other than newline and tab: what a model writes must not steer the terminal."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "�" for c in text)
 
 
 def is_terminal() -> bool:

@@ -38,7 +38,7 @@ class LocalAnswer:
             prompt_tokens=len(request.prompt_token_ids),
             cached_tokens=metrics.num_cached_tokens if metrics else 0,
             output_tokens=len(output.token_ids),
-            ttft=(metrics and metrics.ttft) or 0.0,
+            ttft=metrics.ttft if metrics else None,
             itls=tuple(metrics.itl) if metrics else (),
             finish_reason=output.finish_reason or "abort",
         )

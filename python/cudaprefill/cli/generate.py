@@ -10,10 +10,11 @@ from cudaprefill.cli.load import load_llm
 from cudaprefill.cli.progress import Progress
 from cudaprefill.outputs import RequestOutput
 from cudaprefill.sampling_params import SamplingParams
+from cudaprefill_tui.printable import shown
 
 
 def run(flags: argparse.Namespace) -> int:
-    prompts = flags.prompts or [line for line in sys.stdin.read().splitlines() if line]
+    prompts = flags.prompts or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if not prompts:
         raise ValueError("no prompt: give one as an argument, or one a line on standard input")
     params = SamplingParams(
@@ -28,7 +29,7 @@ def run(flags: argparse.Namespace) -> int:
     with load_llm(flags) as llm, Progress("generating") as progress:
         outputs = llm.generate(prompts, params, progress=progress)
     for output in outputs:
-        print(json.dumps(_as_dict(output)) if flags.json else _as_text(output))
+        print(json.dumps(_as_dict(output)) if flags.json else shown(_as_text(output), sys.stdout))
     return 0
 
 

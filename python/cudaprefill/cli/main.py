@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
 from cudaprefill.cli.engine_flags import add_engine_flags, count
+from cudaprefill.errors import EngineDeadError, QueueFullError
 
 # A command's module is imported only when it runs: --help must not wait for torch.
 COMMANDS = {"chat": "cudaprefill.cli.chat", "generate": "cudaprefill.cli.generate", "info": "cudaprefill.cli.info"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 when the work failed, 2 for a wrong command line."""
+    """Returns the exit status: 0, 1 when the work failed, 2 for a wrong command line, 130 after Ctrl-C."""
+    _prepare_standard_streams()
     flags = build_parser().parse_args(arguments)
-    command = importlib.import_module(COMMANDS[flags.command])
     try:
+        command = importlib.import_module(COMMANDS[flags.command])
         return int(command.run(flags))
+    except KeyboardInterrupt:
+        print("\ncudaprefill: interrupted", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader of our output has left
         sys.stdout = None
         return 1
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EngineDeadError, QueueFullError) as error:
         print(f"cudaprefill: {error}", file=sys.stderr)
         return 1
+
+
+def _prepare_standard_streams() -> None:
+    """A stream that the parent has closed is empty; no byte of the input and no character of an output is fatal."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (lives as long as the process)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a prompt with such bytes is refused by name, the next goes on
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def build_parser() -> argparse.ArgumentParser:

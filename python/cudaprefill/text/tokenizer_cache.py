@@ -46,7 +46,11 @@ def load_tokenizer_files(
 ) -> TokenizerFiles:
     """The converted tokenizer of `path`, from the cache where it is there and whole. Raises as `convert_tokenizer`."""
     path = Path(path)
-    cached = (Path(cache_dir) if cache_dir else default_cache_dir()) / f"{cache_key(path)}.json"
+    try:
+        cached = (Path(cache_dir) if cache_dir else default_cache_dir()) / f"{cache_key(path)}.json"
+    except RuntimeError as error:  # a user without a home, as in many containers
+        logger.warning("there is no cache (%s); the next start converts the tokenizer again", error)
+        return convert_tokenizer(path)
     files = _read(cached)
     if files is None:
         files = convert_tokenizer(path)
@@ -55,6 +59,7 @@ def load_tokenizer_files(
 
 
 def default_cache_dir() -> Path:
+    """Raises RuntimeError for a user without a home."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "cudaprefill" / "tokenizers"
 
