@@ -69,7 +69,7 @@ def run(model: Decoder, *, num_blocks: int, budget: int, caching: bool, rounds: 
             enable_prefix_caching=caching,
         )
     )
-    kv_cache = KVCache(config.num_layers, num_blocks, config.num_kv_heads, 16, config.head_size, torch.float32)
+    kv_cache = KVCache(config.num_layers, num_blocks, config.num_kv_heads, 16, config.head_size, model.activation_dtype)
     kv_cache.data.fill_(torch.nan)
     engine = Engine(scheduler, ModelRunner(model, kv_cache), letters(), torch.device("cpu"))
     engine._sampler = sampler = RecordingSampler()

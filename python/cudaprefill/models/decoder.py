@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,7 +30,7 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class Decoder:
     """A model on one device. Holds weights and no state of any request: that is in the KV cache and the batch.
 
-    On a CPU activations are float32 whatever the weights are stored as; on a GPU both have one dtype.
+    `load_model` gives float32 activations on a CPU whatever the weights are stored as; on a GPU both have one dtype.
     """
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, cos_sin: Tensor) -> None:
@@ -40,7 +41,8 @@ class Decoder:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.activation_dtype = weights.final_norm.dtype
-        self._linear: Linear = ops.linear if self.device.type == "cpu" else functional.linear
+        has_own_linear = self.device.type == "cpu" and self.activation_dtype == torch.float32
+        self._linear: Linear = ops.linear if has_own_linear else functional.linear
         layers = weights.layers
         norms_after = [layer.input_norm for layer in layers[1:]] + [weights.final_norm]
         self._layers = list(zip(layers, norms_after, strict=True))
