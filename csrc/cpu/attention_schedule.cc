@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kSharesPerThread = 4;
 
 int64_t share_count(int64_t total_cost, int64_t min_share_cost) {
-  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t threads = num_threads();
   if (threads == 1) return 1;
   return std::clamp<int64_t>(total_cost / min_share_cost, 1, threads * kSharesPerThread);
 }

@@ -8,7 +8,7 @@ namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 namespace {
 
 // Bytes of weights that a thread takes at a time.
-constexpr int64_t kItemBytes = 128 * 1024;
+constexpr int64_t kItemBytes = 64 * 1024;
 
 // Several rows of x: a tile of kOutputs weight rows and up to kRowGroup rows of x has its sums in registers, and the
 // weight rows stay in the nearest cache while further row groups pass by.

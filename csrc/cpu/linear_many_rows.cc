@@ -162,7 +162,7 @@ void run_item(const LinearParams& params, int64_t first_output, int64_t last_out
 
 void linear_many_rows(const LinearParams& params) {
   const int64_t output_items = (params.num_outputs + kItemOutputs - 1) / kItemOutputs;
-  const int64_t wanted_row_items = 4 * torch::stable::get_num_threads() / std::max<int64_t>(1, output_items);
+  const int64_t wanted_row_items = 4 * num_threads() / std::max<int64_t>(1, output_items);
   const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
   const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
   with_element_type(params.weight_dtype, [&](auto w) {
