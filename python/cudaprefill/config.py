@@ -45,6 +45,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"  # auto: as the activations
     kv_cache_memory: int | None = None  # bytes of KV cache on a CPU; None: 2 GiB
     gpu_memory_utilization: float = 0.90  # share of a GPU's memory that weights, activations and KV may take
+    enforce_eager: bool = False  # on a GPU: run decode steps without CUDA graphs
     threads: int | None = None  # CPU threads of the kernels; None: all cores of this process
 
     def __post_init__(self) -> None:
@@ -55,8 +56,9 @@ class EngineConfig:
                 raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {getattr(self, name)!r}")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {self.device!r}")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ValueError(f"enable_prefix_caching must be true or false, got {self.enable_prefix_caching!r}")
+        for name in ("enable_prefix_caching", "enforce_eager"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0.0 < share <= 1.0:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")

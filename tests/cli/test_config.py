@@ -53,6 +53,7 @@ def test_memory_for_a_person() -> None:
         ("block_size", 16.0),
         ("gpu_memory_utilization", "0.9"),
         ("enable_prefix_caching", "no"),
+        ("enforce_eager", 1),
         ("device", 0),
         ("model", 7),
     ],
@@ -73,3 +74,8 @@ def test_the_baseline_line_of_vllm_is_understood() -> None:
 
 def test_prefix_caching_can_be_turned_off() -> None:
     assert not engine_config(build_parser().parse_args(["info", "--no-enable-prefix-caching"])).enable_prefix_caching
+
+
+def test_cuda_graphs_can_be_turned_off() -> None:
+    assert not engine_config(build_parser().parse_args(["info"])).enforce_eager
+    assert engine_config(build_parser().parse_args(["info", "--enforce-eager"])).enforce_eager

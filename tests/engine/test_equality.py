@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,15 @@ class Run:
     requests: list[Request]
 
 
-def run(model: Decoder, *, num_blocks: int, budget: int, caching: bool, rounds: int = 1) -> Run:
+def run(
+    model: Decoder,
+    *,
+    num_blocks: int,
+    budget: int,
+    caching: bool,
+    rounds: int = 1,
+    make_runner: Callable[[Decoder, KVCache], ModelRunner] = ModelRunner,
+) -> Run:
     """The prompts together, `rounds` times over, through a KV cache that starts as NaN."""
     config = model.config
     scheduler = Scheduler(
@@ -71,7 +79,7 @@ def run(model: Decoder, *, num_blocks: int, budget: int, caching: bool, rounds: 
     )
     kv_cache = KVCache(config.num_layers, num_blocks, config.num_kv_heads, 16, config.head_size, model.activation_dtype)
     kv_cache.data.fill_(torch.nan)
-    engine = Engine(scheduler, ModelRunner(model, kv_cache), letters(), torch.device("cpu"))
+    engine = Engine(scheduler, make_runner(model, kv_cache), letters(), torch.device("cpu"))
     engine._sampler = sampler = RecordingSampler()
     requests = []
     for round_ in range(rounds):

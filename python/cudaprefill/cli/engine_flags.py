@@ -48,6 +48,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of a GPU's memory for weights, activations and KV (default: %(default)s)",
     )
+    add("--enforce-eager", action="store_true", help="on a GPU: decode without CUDA graphs (default: with them)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: all cores of this process)")
 
 

@@ -13,6 +13,7 @@ import torch
 from cudaprefill import ops
 from cudaprefill.config import EngineConfig, format_bytes
 from cudaprefill.engine.batch import Batch
+from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
 from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.kv_cache import KVCache
@@ -107,6 +108,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         largest_step = _LargestStep(model, budget, max_model_len, config.block_size, kv_dtype)
         num_blocks = blocks_for_gpu(block_bytes, config.gpu_memory_utilization, device, largest_step.run)
     kv_cache = KVCache(model_config.num_layers, num_blocks, *shape, kv_dtype, device)
+    if device.type == "cpu" or config.enforce_eager:
+        model_runner = ModelRunner(model, kv_cache)
+    else:
+        model_runner = DecodeGraphRunner(model, kv_cache, max_num_seqs, max_model_len, CudaGraphs(device).capture)
 
     scheduler_config = SchedulerConfig(
         num_blocks=num_blocks,
@@ -122,7 +127,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     )
     return EngineParts(
-        engine=Engine(Scheduler(scheduler_config), ModelRunner(model, kv_cache), tokenizer, device),
+        engine=Engine(Scheduler(scheduler_config), model_runner, tokenizer, device),
         input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, scheduler_config),
         tokenizer=tokenizer,
         info=EngineInfo(

@@ -32,8 +32,12 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
         """Logits [R, V] float32 of the batch's `logits_rows`. Copy-on-write copies are made first."""
+        self.copy_blocks(batch)
+        hidden = self.model.forward(batch, self.kv_cache)
+        return self.model.logits(hidden.index_select(0, batch.logits_rows))
+
+    def copy_blocks(self, batch: Batch) -> None:
+        """The copies that must be made before the forward pass writes."""
         if batch.block_copies.shape[0]:
             for k_cache, v_cache in self.kv_cache.layers:
                 ops.copy_blocks(k_cache, v_cache, batch.block_copies)
-        hidden = self.model.forward(batch, self.kv_cache)
-        return self.model.logits(hidden.index_select(0, batch.logits_rows))

@@ -1,4 +1,8 @@
-"""Models: their configuration, their weights and the one decoder that runs them all."""
+"""Models: their configuration, their weights and the one decoder that runs them all.
+
+The readers of a file format are imported when such a file is read: a decoder whose weights are at hand needs none of
+their packages.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,8 @@ import torch
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.decoder import Decoder
 from cudaprefill.models.errors import UnsupportedModelError, WeightsError
-from cudaprefill.models.gguf import GgufFile
-from cudaprefill.models.gguf_config import parse_gguf_config
-from cudaprefill.models.gguf_source import GgufSource
 from cudaprefill.models.hf_config import read_hf_config
 from cudaprefill.models.rope import cos_sin_table, inverse_frequencies
-from cudaprefill.models.safetensors import SafetensorsSource
 from cudaprefill.models.weights import EMBEDDING, Progress, TensorSource, check_tensors, load_weights
 
 __all__ = [
@@ -68,7 +68,12 @@ def load_model(
 def read_model_config(path: str | os.PathLike[str]) -> ModelConfig:
     """The configuration alone, without reading weights. Raises as `load_model` does."""
     path = _existing(Path(path))
-    return read_hf_config(path) if path.is_dir() else parse_gguf_config(GgufFile(path))
+    if path.is_dir():
+        return read_hf_config(path)
+    from cudaprefill.models.gguf import GgufFile
+    from cudaprefill.models.gguf_config import parse_gguf_config
+
+    return parse_gguf_config(GgufFile(path))
 
 
 def default_model_path() -> Path:
@@ -88,7 +93,13 @@ def _existing(path: Path) -> Path:
 
 def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     if _existing(path).is_dir():
+        from cudaprefill.models.safetensors import SafetensorsSource
+
         return read_hf_config(path), SafetensorsSource(path)
+    from cudaprefill.models.gguf import GgufFile
+    from cudaprefill.models.gguf_config import parse_gguf_config
+    from cudaprefill.models.gguf_source import GgufSource
+
     file = GgufFile(path)
     config = parse_gguf_config(file)
     return config, GgufSource(file, config)
