@@ -1,10 +1,10 @@
-// Instruction set levels. The files of csrc/cpu/isa_sources in CMakeLists.txt are compiled once for each level, with
-// that level's compiler flags and with CUDAPREFILL_ISA defined as its name, which is also the namespace of all they
-// define. So no two levels share a symbol, and none can be linked in place of another.
+// Instruction set levels. The sources that CMakeLists.txt lists as CUDAPREFILL_ISA_SOURCES are compiled once for each
+// level, with that level's compiler flags and with CUDAPREFILL_ISA defined as its name, which is also the namespace of
+// all they define. So no two levels share a symbol, and none can be linked in place of another.
 //
-// What they call outside (the standard library) may still leave equal inline functions in several objects, of which the
-// linker keeps the first: CMakeLists.txt lists the objects from the lowest level to the highest, so the one kept never
-// needs more than its caller.
+// What they use from outside (the standard library) may still leave equal inline functions in several objects, of which
+// the linker keeps the first: CMakeLists.txt links what runs everywhere first, then the levels from the lowest to the
+// highest, so the one kept never needs more than its caller. tests/ops/test_instruction_sets.py reads the library.
 #pragma once
 
 #ifndef CUDAPREFILL_ISA

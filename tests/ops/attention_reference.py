@@ -1,4 +1,4 @@
-"""Paged batches with poisoned unused memory, attention over them in float64, and the settings that tests run under.
+"""Paged batches with poisoned unused memory, attention over them in float64, and the number of threads.
 
 The reference reads the keys and values of each request as they were before paging, so a wrong block, slot or stride
 of a kernel cannot hide in it.
@@ -7,9 +7,6 @@ of a kernel cannot hide in it.
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cudaprefill import ops
-
-ISA_LEVELS = ["plain", "avx2", "avx512"]
 POISONED_BLOCK = 2**31 - 1  # fills the entries of the block table that no kernel may read
 
 
@@ -167,22 +161,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def lower_isa_levels() -> list[str]:
-    """The instruction set levels below this machine's highest; none where this process was told which one to use."""
-    if os.environ.get("CUDAPREFILL_CPU_ISA"):
-        return []
-    return ISA_LEVELS[: ISA_LEVELS.index(ops.cpu_isa())]
-
-
-def passes_at_isa_level(test_file: str, level: str) -> None:
-    """Runs a test file in a process of its own, for a process chooses its level once."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", test_file],
-        env={**os.environ, "CUDAPREFILL_CPU_ISA": level},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr

@@ -24,3 +24,9 @@ def run_at_isa_level(level: str, *arguments: str) -> subprocess.CompletedProcess
     package_folder = str(Path(ops.__file__).parents[1])
     environment = {**os.environ, "CUDAPREFILL_CPU_ISA": level, "PYTHONPATH": package_folder}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def passes_at_isa_level(level: str, *test_files: str) -> None:
+    """Asserts that test files pass at a level."""
+    run = run_at_isa_level(level, "-m", "pytest", "-q", "-x", "--no-header", *test_files)
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -15,11 +15,10 @@ from tests.ops.attention_reference import (
     PagedBatch,
     assert_as_exact_as_torch,
     assert_rows_as_exact_as_torch,
-    lower_isa_levels,
     paged_batch,
-    passes_at_isa_level,
     threads,
 )
+from tests.ops.isa_levels import lower_isa_levels, passes_at_isa_level
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -38,7 +37,7 @@ def decode(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
 
 @pytest.mark.parametrize("level", lower_isa_levels())
 def test_lower_isa_levels_pass_this_file(level: str) -> None:
-    passes_at_isa_level(__file__, level)
+    passes_at_isa_level(level, __file__)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

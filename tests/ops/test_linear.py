@@ -14,10 +14,12 @@ from cudaprefill import ops
 from tests.ops import reference
 from tests.ops.reference import DTYPES
 
+linear = torch.ops.cudaprefill.linear  # the op itself: at the plain level `ops.linear` leaves many rows to torch
+
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """The error is a few roundings of the sum of the absolute values of all terms; a term that is lost is far more."""
-    out = torch.ops.cudaprefill.linear(x, weight, bias)
+    out = linear(x, weight, bias)
     assert out.dtype == torch.float32
     error = (out.double() - reference.linear(x, weight, bias, torch.float64)).norm()
     terms = reference.linear(x.abs(), weight.abs(), bias.abs() if bias is not None else None, torch.float64)
@@ -54,9 +56,9 @@ def test_rows_that_do_not_adjoin(num_rows: int) -> None:
 @pytest.mark.parametrize("num_rows", [2, 5, 30, 100])
 def test_a_row_of_nan_harms_no_other(num_rows: int) -> None:
     x, weight = torch.randn(num_rows, 70), torch.randn(50, 70)
-    expected = ops.linear(x, weight)
+    expected = linear(x, weight)
     x[-1] = math.nan
-    out = ops.linear(x, weight)
+    out = linear(x, weight)
     assert torch.equal(out[:-1], expected[:-1])
     assert out[-1].isnan().all()
 
@@ -65,10 +67,18 @@ def test_a_row_of_nan_harms_no_other(num_rows: int) -> None:
 def test_the_number_of_threads_changes_nothing(num_rows: int) -> None:
     x, weight = torch.randn(num_rows, 576), torch.randn(960, 576)
     threads = torch.get_num_threads()
-    out = ops.linear(x, weight)
+    out = linear(x, weight)
     try:
         for count in (1, 3, 8):
             torch.set_num_threads(count)
-            assert torch.equal(ops.linear(x, weight), out)
+            assert torch.equal(linear(x, weight), out)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [1, 7, 8, 40])
+def test_the_python_function_gives_what_the_op_gives(num_rows: int, weight_dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(num_rows, 96), torch.randn(50, 96).to(weight_dtype), torch.randn(50)
+    torch.testing.assert_close(ops.linear(x, weight, bias), linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ops.linear(x, weight), linear(x, weight), rtol=1e-4, atol=1e-4)
