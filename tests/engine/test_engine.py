@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 
+from cudaprefill.engine.output_delta import OutputDelta
+from cudaprefill.outputs import RequestMetrics
 from cudaprefill.sampling_params import SamplingParams
 from tests.engine.harness import (
     GREEDY,
@@ -193,17 +198,76 @@ def test_preemption_changes_nothing_but_time() -> None:
         assert tokens_of(deltas, request_id) == expected(prompt, params(max_tokens=40))
 
 
-def test_metrics_tell_hits_waiting_and_gaps_on_a_fake_clock() -> None:
-    ticks = iter(float(number) for number in range(1000))
+def ticking() -> Callable[[], float]:
+    """A clock that shows 1, 2, 3 ..., one step further with every look at it."""
+    ticks = itertools.count(1)
+    return lambda: float(next(ticks))
+
+
+def last_metrics(deltas: list[OutputDelta], request_id: str, index: int = 0) -> RequestMetrics:
+    metrics = [delta.metrics for delta in deltas if (delta.request_id, delta.index) == (request_id, index)][-1]
+    assert metrics is not None
+    return metrics
+
+
+def test_the_wait_for_a_seat_is_part_of_ttft() -> None:
+    engine = make_engine(max_num_seqs=1)
+    engine._clock = ticking()
+    engine.submit(make_request("first", PROMPT, params(max_tokens=20), arrival_time=0.5))
+    engine.submit(make_request("second", PROMPT, arrival_time=0.5))
+    deltas = run_to_end(engine)
+    first, second = last_metrics(deltas, "first"), last_metrics(deltas, "second")
+    assert (first.ttft, first.finished_time) == (1.5, 40.0)
+    assert (second.queue_time, second.ttft) == (40.5, 41.5)
+
+
+def test_a_preemption_resets_neither_ttft_nor_hits() -> None:
+    engine = make_engine(num_blocks=4, max_num_seqs=2)
+    engine._clock = ticking()
+    old, new = make_request("old", [1] * 30, params(max_tokens=30)), make_request("new", [2] * 30, params(max_tokens=9))
+    engine.submit(old)
+    engine.submit(new)
+    deltas = run_to_end(engine)
+    assert new.num_preemptions > 0
+    metrics = last_metrics(deltas, "new")
+    assert (metrics.first_scheduled_time, metrics.first_token_time) == (1.0, 2.0)
+    assert metrics.num_cached_tokens == 0
+    assert max(metrics.itl) > 10.0  # the time without blocks is a gap between two tokens
+    assert len(metrics.itl) == 8
+
+
+def test_a_request_that_ends_before_its_first_token_has_no_ttft() -> None:
     engine = make_engine(budget=16)
-    engine._clock = lambda: next(ticks)
+    engine.submit(make_request("r", range(1, 50)))
+    engine.step()
+    metrics = last_metrics(engine.abort("r"), "r")
+    assert (metrics.ttft, metrics.mean_itl, metrics.itl) == (None, None, [])
+
+
+def test_every_output_has_its_metrics_with_its_first_and_its_last_delta() -> None:
+    engine = make_engine()
+    engine.submit(make_request("first", range(1, 34)))
+    run_to_end(engine)
+    engine.submit(make_request("r", range(1, 34), params(n=3)))
+    deltas = run_to_end(engine)
+    for index in range(3):
+        told = [delta.metrics is not None for delta in deltas if delta.index == index]
+        assert told == [True, *[False] * 6, True]
+        metrics = last_metrics(deltas, "r", index)
+        assert metrics.num_cached_tokens == 32
+        assert metrics.first_scheduled_time is not None
+
+
+def test_metrics_tell_hits_waiting_and_gaps_on_a_fake_clock() -> None:
+    engine = make_engine(budget=16)
+    engine._clock = ticking()
     engine.submit(make_request("r", range(1, 34), GREEDY, arrival_time=-10.0))
     first = run_to_end(engine)
     metrics = first[-1].metrics
     assert metrics is not None
     # Two readings of the clock a step (start, end of the forward pass), three steps of prefill.
-    assert (metrics.first_scheduled_time, metrics.first_token_time) == (0.0, 5.0)
-    assert metrics.ttft == 15.0
+    assert (metrics.first_scheduled_time, metrics.first_token_time) == (1.0, 6.0)
+    assert (metrics.ttft, metrics.queue_time) == (16.0, 11.0)
     assert metrics.itl == [2.0] * 7
     assert metrics.num_cached_tokens == 0
     engine.submit(make_request("again", range(1, 34)))

@@ -50,6 +50,7 @@ def test_clients_get_their_own_tokens(start: Callable[[Engine], EngineThread]) -
         output = stream.wait().outputs[0]
         assert output.token_ids == expected([token] * 20)
         assert output.text == text_of(output.token_ids)
+    assert thread.call(lambda engine: len(thread._mailboxes)).result() == 0
     assert thread.call(pool_is_idle).result()
 
 

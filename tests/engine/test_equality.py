@@ -65,6 +65,7 @@ def run(
     caching: bool,
     rounds: int = 1,
     make_runner: Callable[[Decoder, KVCache], ModelRunner] = ModelRunner,
+    params: SamplingParams = PARAMS,
 ) -> Run:
     """The prompts together, `rounds` times over, through a KV cache that starts as NaN."""
     config = model.config
@@ -83,13 +84,13 @@ def run(
     engine._sampler = sampler = RecordingSampler()
     requests = []
     for round_ in range(rounds):
-        batch = [make_request(f"{round_}.{number}", prompt, PARAMS) for number, prompt in enumerate(PROMPTS)]
+        batch = [make_request(f"{round_}.{number}", prompt, params) for number, prompt in enumerate(PROMPTS)]
         for request in batch:
             engine.submit(request)
         while engine.has_work():
             engine.step()
             engine.check()
-        requests += batch
+        requests += [member for request in batch for member in (request, *request.siblings)]
     assert pool_is_idle(engine)
     return Run(sampler, requests)
 
@@ -131,3 +132,13 @@ def test_preempted(model_and_reference: tuple[Decoder, Any], caching: bool) -> N
     preempted = run(model, num_blocks=12, budget=40, caching=caching)
     assert_equals_reference(reference, preempted)
     assert sum(request.num_preemptions for request in preempted.requests) > 0
+
+
+def test_forked(model_and_reference: tuple[Decoder, Any]) -> None:
+    """Completions of one prompt go apart in a block that they share, so it is copied before it is written."""
+    model, reference = model_and_reference
+    params = SamplingParams(n=4, temperature=50.0, seed=1, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
+    forked = run(model, num_blocks=64, budget=40, caching=True, params=params)
+    assert_equals_reference(reference, forked)
+    for lead in forked.requests[::4]:
+        assert len({tuple(member.output_token_ids) for member in (lead, *lead.siblings)}) == 4

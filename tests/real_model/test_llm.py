@@ -122,6 +122,7 @@ def test_more_prompts_than_the_queue_takes_are_refused_and_leave_nothing_behind(
     with LLM(kv_cache_memory=64 * 2**20, max_num_seqs=1, max_num_queued_reqs=2) as llm:
         with pytest.raises(QueueFullError, match="max_num_queued_reqs is 2"):
             llm.generate(["Once upon a time"] * 5, SamplingParams(max_tokens=50, ignore_eos=True))
+        assert llm._engine.call(lambda engine: engine.has_work()).result() is False
         assert llm.generate("The sky is", GREEDY)[0].finished
 
 

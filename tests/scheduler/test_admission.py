@@ -141,6 +141,19 @@ def test_a_prompt_waits_for_blocks_and_the_schedule_says_so() -> None:
     driver.assert_right()
 
 
+def test_a_prompt_leaves_a_block_for_every_decode_so_that_it_is_not_preempted_for_it() -> None:
+    driver = Driver(num_blocks=4)
+    stream = driver.submit([3] * 15, max_tokens=20, ignore_eos=True)
+    driver.step()
+    prompt = driver.submit([4] * 40, max_tokens=2)
+    schedule = driver.step()
+    assert schedule is not None
+    assert (schedule.num_waiting, schedule.waiting_for) == (1, "blocks: needs 3, 2 available")
+    driver.run()
+    assert stream.num_preemptions == prompt.num_preemptions == 0
+    driver.assert_right()
+
+
 def test_prompts_are_not_admitted_on_blocks_that_were_promised_to_others() -> None:
     driver = Driver(num_blocks=8, max_num_batched_tokens=32)
     first = driver.submit([3] * 100, max_tokens=2)
