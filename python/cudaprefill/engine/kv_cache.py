@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cudaprefill.huge_pages import HugePages
+
 
 class KVCache:
     """K and V of every layer as one tensor, [layers, 2, num_blocks, num_kv_heads, block_size, head_size].
@@ -23,7 +25,10 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_size)
-        self.data = torch.empty(shape, dtype=dtype, device=device)
+        if torch.device(device).type == "cpu":
+            self.data = HugePages(HugePages.size_of(shape, dtype)).empty(shape, dtype)
+        else:
+            self.data = torch.empty(shape, dtype=dtype, device=device)
         self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self.data]
         self.num_blocks = num_blocks
         self.block_size = block_size

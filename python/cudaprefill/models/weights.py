@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cudaprefill.huge_pages import HugePages
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.errors import WeightsError
 
@@ -133,12 +134,15 @@ def load_weights(
     """Reads every tensor of a checked source once; `progress` is called after each."""
     names = expected_tensors(config)
     done, total = 0, sum(source.num_bytes(name) for name in names)
+    sizes = (HugePages.size_of(shape, dtype if len(shape) > 1 else activation_dtype) for shape in names.values())
+    pages = HugePages(sum(sizes)) if device.type == "cpu" else None
 
     def read(*parts: str, dtype: torch.dtype = dtype) -> Tensor:
         """The tensors `parts`, one below the other."""
         nonlocal done
         num_rows = [names[part][0] for part in parts]
-        fused = torch.empty((sum(num_rows), *names[parts[0]][1:]), dtype=dtype, device=device)
+        shape = (sum(num_rows), *names[parts[0]][1:])
+        fused = pages.empty(shape, dtype) if pages is not None else torch.empty(shape, dtype=dtype, device=device)
         for part, rows in zip(parts, torch.split(fused, num_rows), strict=True):
             source.copy_into(part, rows)
             done += source.num_bytes(part)
