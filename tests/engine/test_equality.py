@@ -20,7 +20,7 @@ from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import Decoder, load_model
 from cudaprefill.sampling_params import SamplingParams
-from tests.engine.harness import letters, make_request, pool_is_idle
+from tests.engine.harness import letters, make_request, pool_is_idle, run_to_end
 from tests.models.tiny import save_tiny_model
 
 TOLERANCE = 1e-4
@@ -57,17 +57,15 @@ class Run:
     requests: list[Request]
 
 
-def run(
+def make_recording_engine(
     model: Decoder,
     *,
     num_blocks: int,
     budget: int,
     caching: bool,
-    rounds: int = 1,
     make_runner: Callable[[Decoder, KVCache], ModelRunner] = ModelRunner,
-    params: SamplingParams = PARAMS,
-) -> Run:
-    """The prompts together, `rounds` times over, through a KV cache that starts as NaN."""
+) -> tuple[Engine, RecordingSampler]:
+    """An engine over a KV cache that starts as NaN."""
     config = model.config
     scheduler = Scheduler(
         SchedulerConfig(
@@ -82,6 +80,23 @@ def run(
     kv_cache.data.fill_(torch.nan)
     engine = Engine(scheduler, make_runner(model, kv_cache), letters(), torch.device("cpu"))
     engine._sampler = sampler = RecordingSampler()
+    return engine, sampler
+
+
+def run(
+    model: Decoder,
+    *,
+    num_blocks: int,
+    budget: int,
+    caching: bool,
+    rounds: int = 1,
+    make_runner: Callable[[Decoder, KVCache], ModelRunner] = ModelRunner,
+    params: SamplingParams = PARAMS,
+) -> Run:
+    """The prompts together, `rounds` times over."""
+    engine, sampler = make_recording_engine(
+        model, num_blocks=num_blocks, budget=budget, caching=caching, make_runner=make_runner
+    )
     requests = []
     for round_ in range(rounds):
         batch = [make_request(f"{round_}.{number}", prompt, params) for number, prompt in enumerate(PROMPTS)]
@@ -142,3 +157,30 @@ def test_forked(model_and_reference: tuple[Decoder, Any]) -> None:
     assert_equals_reference(reference, forked)
     for lead in forked.requests[::4]:
         assert len({tuple(member.output_token_ids) for member in (lead, *lead.siblings)}) == 4
+
+
+@pytest.mark.parametrize("num_cached", [0, 48])
+@pytest.mark.parametrize("budget", [1, 15, 16, 17, 63, 64, 256])
+def test_a_prompt_of_200_gives_the_logits_of_one_shot_at_every_budget(
+    model_and_reference: tuple[Decoder, Any], budget: int, num_cached: int
+) -> None:
+    model, reference = model_and_reference
+    prompt = [(11 * token) % 47 + 1 for token in range(200)]
+    one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+    engine, sampler = make_recording_engine(model, num_blocks=16, budget=budget, caching=True)
+    if num_cached:
+        engine.submit(make_request("first", prompt[: num_cached + 1], one))
+        run_to_end(engine)
+    sampler.seen.clear()
+    request = make_request("r", prompt, one)
+    engine.submit(request)
+    steps = 0
+    while engine.has_work():
+        engine.step()
+        steps += 1
+    assert (request.num_hit_tokens, steps) == (num_cached, -(-(200 - num_cached) // budget))
+    ((context, row),) = sampler.seen
+    assert list(context) == prompt
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    assert (row - expected).abs().max() < TOLERANCE
