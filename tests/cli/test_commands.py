@@ -105,12 +105,18 @@ def test_streams_that_are_closed_or_know_few_characters_do_no_harm(arguments: st
     assert b"Traceback" not in done.stderr
 
 
+def listen_to_ctrl_c() -> None:
+    """In the child: a shell that starts the tests in the background has it ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_a_command_in_one_line() -> None:
     process = subprocess.Popen(
         [*COMMAND, "generate", "--max-tokens", "1000", *SMALL, "Once upon a time"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=listen_to_ctrl_c,
     )
     assert process.stderr is not None
     assert any("requests of" in line for line in process.stderr)  # the start-up line
@@ -157,6 +163,7 @@ class Terminal:
             stdout=child,
             stderr=child,
             start_new_session=True,
+            preexec_fn=listen_to_ctrl_c,
             env={**os.environ, "TERM": "dumb"},
         )
         os.close(child)

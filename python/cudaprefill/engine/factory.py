@@ -19,6 +19,7 @@ from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
 from cudaprefill.engine.model_runner import ModelRunner
+from cudaprefill.engine.passing_thread import run_in_passing_thread
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import Decoder, default_model_path, load_model, read_model_config
@@ -87,6 +88,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
     Raises ValueError or OSError saying which setting, file or tensor is wrong.
     """
+    return run_in_passing_thread(lambda: _build_engine(config, progress))
+
+
+def _build_engine(config: EngineConfig, progress: Progress | None) -> EngineParts:
     path = Path(config.model) if config.model is not None else default_model_path()
     model_config = read_model_config(path)
     max_model_len = config.max_model_len or model_config.max_model_len

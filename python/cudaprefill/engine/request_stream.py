@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from cudaprefill.engine.output_delta import OutputDelta
@@ -52,11 +53,14 @@ class RequestStream(_Stream):
     def __init__(self, request: Request, prompt: str | None, abort: Callable[[], None]) -> None:
         super().__init__(request, prompt, abort)
         self._mail: queue.SimpleQueue[list[OutputDelta]] = queue.SimpleQueue()
+        self._complete = threading.Event()  # the last delta is in the mail
         self._deltas: list[OutputDelta] = []
 
     def deliver(self, deltas: list[OutputDelta]) -> None:
         """The mailbox of this request."""
         self._mail.put(deltas)
+        if deltas[-1].request_finished:
+            self._complete.set()
 
     def __iter__(self) -> Iterator[OutputDelta]:
         return self
@@ -75,7 +79,8 @@ class RequestStream(_Stream):
         self.abort()
 
     def wait(self) -> RequestOutput:
-        """The whole output."""
+        """The whole output. Sleeps until it is there: waking for each token would take the cores from the next step."""
+        self._complete.wait()
         for _ in self:
             pass
         return self.output
