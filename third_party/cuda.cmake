@@ -16,11 +16,18 @@ set(CUDAPREFILL_NVCC_VERSION "${CMAKE_MATCH_1}")
 execute_process(COMMAND "${CUDAPREFILL_NVCC}" -dryrun -c x.cu ERROR_VARIABLE nvcc_dryrun)
 string(REGEX MATCH "#\\$ TOP=([^\n]+)" nvcc_top "${nvcc_dryrun}")
 file(REAL_PATH "${CMAKE_MATCH_1}" CUDAPREFILL_CUDA_ROOT)
-message(STATUS "Found nvcc ${CUDAPREFILL_NVCC_VERSION} in ${CUDAPREFILL_CUDA_ROOT}")
+
 
 find_library(CUDAPREFILL_CUDART cudart_static
   PATHS "${CUDAPREFILL_CUDA_ROOT}/lib64" "${CUDAPREFILL_CUDA_ROOT}/targets/x86_64-linux/lib"
-        "${CUDAPREFILL_CUDA_ROOT}/targets/sbsa-linux/lib" "${CUDAPREFILL_CUDA_ROOT}/lib" NO_DEFAULT_PATH REQUIRED)
+        "${CUDAPREFILL_CUDA_ROOT}/targets/sbsa-linux/lib" "${CUDAPREFILL_CUDA_ROOT}/lib" NO_DEFAULT_PATH)
+if(CUDAPREFILL_NVCC_VERSION VERSION_LESS 12.0 OR NOT CUDAPREFILL_CUDART)
+  message(STATUS "nvcc ${CUDAPREFILL_NVCC_VERSION} in ${CUDAPREFILL_CUDA_ROOT} is older than 12.0 (C++20) or has no static "
+    "runtime: the CUDA kernels are only emulated")
+  set(CUDAPREFILL_NVCC "")
+  return()
+endif()
+message(STATUS "Found nvcc ${CUDAPREFILL_NVCC_VERSION} in ${CUDAPREFILL_CUDA_ROOT}: the CUDA kernels are built")
 
 # Machine code for Ampere (which Ada runs as well) and Hopper, and PTX of the former for what comes after.
 set(CUDAPREFILL_CUDA_CODE
