@@ -17,7 +17,6 @@ execute_process(COMMAND "${CUDAPREFILL_NVCC}" -dryrun -c x.cu ERROR_VARIABLE nvc
 string(REGEX MATCH "#\\$ TOP=([^\n]+)" nvcc_top "${nvcc_dryrun}")
 file(REAL_PATH "${CMAKE_MATCH_1}" CUDAPREFILL_CUDA_ROOT)
 
-
 find_library(CUDAPREFILL_CUDART cudart_static
   PATHS "${CUDAPREFILL_CUDA_ROOT}/lib64" "${CUDAPREFILL_CUDA_ROOT}/targets/x86_64-linux/lib"
         "${CUDAPREFILL_CUDA_ROOT}/targets/sbsa-linux/lib" "${CUDAPREFILL_CUDA_ROOT}/lib" NO_DEFAULT_PATH)
