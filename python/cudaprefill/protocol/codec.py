@@ -1,0 +1,168 @@
+"""Messages to JSON text and back. What comes in is checked field by field against the data class."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+Message = TypeVar("Message")
+
+
+class ProtocolError(ValueError):
+    """A message that cannot be understood; `param` names the field, where it is one field's fault."""
+
+    def __init__(self, reason: str, param: str | None = None) -> None:
+        super().__init__(reason)
+        self.param = param
+
+
+def encode(message: object) -> str:
+    """One JSON object, without fields that are None. `message` is an instance of a data class."""
+    return json.dumps(_plain(message), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def decode(text: str, kinds: Mapping[str, type[Message]]) -> Message:
+    """The message that `text` holds; `kinds` maps each "type" that is welcome to its data class.
+
+    Raises ProtocolError saying what is wrong. Fields that the data class does not know are ignored, as in any protocol
+    that is to grow.
+    """
+    fields = parse_object(text)
+    kind = fields.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ProtocolError(f"type must be one of {', '.join(kinds)}, got {_show(kind)}", "type")
+    return build(kinds[kind], fields)
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Strict JSON: no NaN, no Infinity, no number beyond a float's range, no lone surrogate. Raises ProtocolError."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        if not isinstance(value, dict):
+            raise ProtocolError(f"a message must be a JSON object, got {_show(value)}")
+        if "\\u" in text:  # the one way for a lone surrogate to come in
+            json.dumps(value, ensure_ascii=False).encode()
+    except ProtocolError:
+        raise
+    except UnicodeEncodeError:
+        raise ProtocolError("a message must be valid Unicode: it has a lone surrogate") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ProtocolError(f"a message must be valid JSON: {reason}") from None
+    return value
+
+
+def build(kind: type[Message], fields: Mapping[str, Any], path: str = "") -> Message:
+    """An instance of a data class from JSON values. Raises ProtocolError naming the field."""
+    hints = _hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if not field.init:
+            continue
+        name = f"{path}{field.name}"
+        if fields.get(field.name) is not None:
+            values[field.name] = _value(hints[field.name], fields[field.name], name)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ProtocolError(f"{name} is missing", name)
+    return kind(**values)
+
+
+def _value(hint: Any, value: Any, name: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Union or origin is types.UnionType:
+        return _one_of([argument for argument in arguments if argument is not type(None)], value, name)
+    if origin is typing.Literal:
+        if value not in arguments or isinstance(value, bool) != isinstance(arguments[0], bool):
+            raise ProtocolError(f"{name} must be one of {', '.join(map(str, arguments))}, got {_show(value)}", name)
+        return value
+    if origin in (list, Sequence):
+        if not isinstance(value, list):
+            raise ProtocolError(f"{name} must be a list, got {_show(value)}", name)
+        return [_value(arguments[0], item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if origin is tuple:
+        if not isinstance(value, list) or len(value) != len(arguments):
+            raise ProtocolError(f"{name} must be a list of {len(arguments)}, got {_show(value)}", name)
+        return tuple(
+            _value(argument, item, f"{name}[{index}]")
+            for index, (argument, item) in enumerate(zip(arguments, value, strict=True))
+        )
+    if origin in (dict, Mapping):
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{name} must be an object, got {_show(value)}", name)
+        return {key: _value(arguments[1], item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{name} must be an object, got {_show(value)}", name)
+        return build(hint, value, f"{name}.")
+    if hint is Any or hint is object:
+        return value
+    return _scalar(hint, value, name)
+
+
+def _one_of(hints: Sequence[Any], value: Any, name: str) -> Any:
+    errors = []
+    for hint in hints:
+        try:
+            return _value(hint, value, name)
+        except ProtocolError as error:
+            errors.append(error)
+    # The alternative that got furthest into the value says best what is wrong.
+    raise max(errors, key=lambda error: len(error.param or ""))
+
+
+def _scalar(hint: type, value: Any, name: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ProtocolError(f"{name} must be finite, got an integer of {value.bit_length()} bits", name) from None
+    if isinstance(value, bool) != (hint is bool) or not isinstance(value, hint):
+        words = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+        raise ProtocolError(f"{name} must be {words[hint]}, got {_show(value)}", name)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ((name, getattr(value, name)) for name in _names(type(value)))
+        return {name: _plain(item) for name, item in fields if item is not None}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ProtocolError(f"a message must be valid JSON: it has {name}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ProtocolError(f"a number is too large: {_show(text)}")
+    return number
+
+
+def _show(value: object) -> str:
+    try:
+        text = json.dumps(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
