@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -47,13 +47,9 @@ def cmake_command() -> str:
 
 
 setup(
-    packages=[
-        "cudaprefill",
-        *(f"cudaprefill.{name}" for name in ("cli", "engine", "models", "observe", "text")),
-        "cudaprefill_tui",
-    ],
+    packages=find_packages("python") + find_packages("tui"),
     package_dir={"cudaprefill": "python/cudaprefill", "cudaprefill_tui": "tui/cudaprefill_tui"},
-    package_data={"cudaprefill": ["py.typed", "*.pyi"], "cudaprefill_tui": ["py.typed"]},
+    package_data={"cudaprefill": ["py.typed", "*.pyi"], "cudaprefill_tui": ["py.typed", "*.tcss"]},
     ext_modules=[Extension("cudaprefill._core", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )

@@ -60,7 +60,7 @@ def parse_object(text: str) -> dict[str, Any]:
 
 def build(kind: type[Message], fields: Mapping[str, Any], path: str = "") -> Message:
     """An instance of a data class from JSON values. Raises ProtocolError naming the field."""
-    hints = _hints(kind)
+    hints = _hints(kind)  # type: ignore[arg-type]
     values = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if not field.init:
