@@ -45,6 +45,31 @@ class TelemetryDescribeBlock:
     block: int
 
 
+@dataclass(kw_only=True)
+class TelemetryChangeSettings:
+    """Changes the live settings that are given; every subscriber's next update has them all."""
+
+    type: Literal["telemetry.change_settings"] = "telemetry.change_settings"
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
+    itl_target_ms: float | None = None  # 0 takes the target away
+
+
+@dataclass(kw_only=True)
+class TelemetryAbort:
+    """Ends a request wherever it is; an id that is unknown or finished is answered by an error."""
+
+    type: Literal["telemetry.abort"] = "telemetry.abort"
+    id: str
+
+
+@dataclass(kw_only=True)
+class TelemetryResetPrefixCache:
+    """Forgets all cached prefixes."""
+
+    type: Literal["telemetry.reset_prefix_cache"] = "telemetry.reset_prefix_cache"
+
+
 # --- What the server sends ---
 
 
@@ -219,13 +244,19 @@ class TelemetryError:
     param: str | None = None
 
 
-CLIENT_MESSAGES: dict[str, type[TelemetrySubscribe] | type[TelemetryDescribeBlock]] = {
+ClientMessage = (
+    TelemetrySubscribe | TelemetryDescribeBlock | TelemetryChangeSettings | TelemetryAbort | TelemetryResetPrefixCache
+)
+ServerMessage = TelemetrySnapshot | TelemetryUpdate | TelemetryBlock | TelemetryError
+
+CLIENT_MESSAGES: dict[str, type[ClientMessage]] = {
     "telemetry.subscribe": TelemetrySubscribe,
     "telemetry.describe_block": TelemetryDescribeBlock,
+    "telemetry.change_settings": TelemetryChangeSettings,
+    "telemetry.abort": TelemetryAbort,
+    "telemetry.reset_prefix_cache": TelemetryResetPrefixCache,
 }
-SERVER_MESSAGES: dict[
-    str, type[TelemetrySnapshot] | type[TelemetryUpdate] | type[TelemetryBlock] | type[TelemetryError]
-] = {
+SERVER_MESSAGES: dict[str, type[ServerMessage]] = {
     "telemetry.snapshot": TelemetrySnapshot,
     "telemetry.update": TelemetryUpdate,
     "telemetry.block": TelemetryBlock,
