@@ -33,6 +33,10 @@ std::span<const T> span_of(const Array<T>& array, const char* name) {
   return {array.data(), static_cast<size_t>(array.size())};
 }
 
+py::array_t<uint64_t> array_of(const std::vector<uint64_t>& values) {
+  return py::array_t<uint64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
 std::string hex(const Hash128& hash) {
   char text[33];
   std::snprintf(text, sizeof(text), "%016llx%016llx", static_cast<unsigned long long>(hash.high),
@@ -129,6 +133,8 @@ void bind_block_pool(py::module_& m) {
              }
              return array;
            })
+      .def("record_evictions", &BlockPool::record_evictions, py::arg("wanted"))
+      .def("take_evictions", [](BlockPool& pool) { return array_of(pool.take_evictions()); })
       .def("check", [](const BlockPool& pool) { pool.check(); });
 }
 
@@ -205,6 +211,9 @@ void bind_request_table(py::module_& m) {
           py::arg("row"))
       .def(
           "block_table", [](const RequestTable& table, Row row) { return table.row(row).blocks; }, py::arg("row"))
+      .def(
+          "block_hashes", [](RequestTable& table, Row row) { return array_of(table.block_hashes(row)); },
+          py::arg("row"))
       .def("describe", &RequestTable::describe, py::arg("block"))
       .def("check", &RequestTable::check);
 }

@@ -39,6 +39,7 @@ BlockId BlockPool::allocate() {
   if (block == kNoBlock) return kNoBlock;
   free_list_.remove(block);
   if (index_.contains(block)) {
+    if (recording_evictions_) evictions_.push_back(index_.hash(block).low);
     index_.withdraw(block);
     --num_cached_;
     ++num_evicted_;
@@ -111,6 +112,13 @@ void BlockPool::record_changes(bool wanted) {
 }
 
 std::vector<BlockChange> BlockPool::take_changes() { return std::exchange(changes_, {}); }
+
+void BlockPool::record_evictions(bool wanted) {
+  recording_evictions_ = wanted;
+  evictions_.clear();
+}
+
+std::vector<uint64_t> BlockPool::take_evictions() { return std::exchange(evictions_, {}); }
 
 void BlockPool::check() const {
   check_free_list();

@@ -76,6 +76,10 @@ class BlockPool {
   void record_changes(bool wanted);
   std::vector<BlockChange> take_changes();
 
+  // The low halves of the hashes of prefixes that were evicted, in order; recorded only while someone wants them.
+  void record_evictions(bool wanted);
+  std::vector<uint64_t> take_evictions();
+
   // Throws std::logic_error naming the first broken invariant. `references` [num_blocks] is what the holders know of.
   void check() const;
   void check(std::span<const int32_t> references) const;
@@ -109,6 +113,8 @@ class BlockPool {
   uint64_t num_evicted_ = 0;
   bool recording_ = false;
   std::vector<BlockChange> changes_;
+  bool recording_evictions_ = false;
+  std::vector<uint64_t> evictions_;
 };
 
 }  // namespace cudaprefill

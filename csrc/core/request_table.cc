@@ -104,6 +104,13 @@ const Hash128& RequestTable::hash_of(RequestRow& request, int32_t block_index) {
   return request.hashes[block_index];
 }
 
+std::vector<uint64_t> RequestTable::block_hashes(Row row) {
+  RequestRow& request = live_row(row);
+  std::vector<uint64_t> hashes(request.num_tokens() / pool_.block_size());
+  for (size_t i = 0; i < hashes.size(); ++i) hashes[i] = hash_of(request, static_cast<int32_t>(i)).low;
+  return hashes;
+}
+
 BlockKey RequestTable::key_of(RequestRow& request, int32_t block_index, Publication parent) {
   const size_t size = pool_.block_size();
   return {hash_of(request, block_index), parent,

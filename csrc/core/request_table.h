@@ -110,6 +110,9 @@ class RequestTable {
   std::vector<Finished> append(std::span<const Row> rows, std::span<const int64_t> tokens);
   void end_step();
 
+  // The low halves of the chained hashes of the row's full blocks, computed or not.
+  std::vector<uint64_t> block_hashes(Row row);
+
   const RequestRow& row(Row row) const;
   int32_t num_rows() const { return static_cast<int32_t>(rows_.size() - free_rows_.size()); }
   int32_t num_promised_blocks() const { return num_promised_; }

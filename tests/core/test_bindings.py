@@ -82,3 +82,34 @@ def test_extra_keys_take_text_and_bytes() -> None:
         table.remove(row)
     row = table.add([7, 8], max_length=4, extra_keys=[("cache_salt", b"\xff")])
     assert table.admit(row).hit_tokens == 1
+
+
+def test_hashes_are_equal_exactly_where_all_tokens_up_to_a_blocks_end_are() -> None:
+    pool = BlockPool(8, 2)
+    table = RequestTable(pool)
+    first = table.block_hashes(table.add([1, 2, 3, 4, 5], max_length=9))
+    same_start = table.block_hashes(table.add([1, 2, 3, 5], max_length=9))
+    same_end = table.block_hashes(table.add([9, 2, 3, 4], max_length=9))
+    salted = table.block_hashes(table.add([1, 2], max_length=9, extra_keys=[("cache_salt", b"x")]))
+    assert (first.dtype, first.shape) == (np.uint64, (2,))
+    assert first[0] == same_start[0]
+    assert len({*first.tolist(), same_start[1], *same_end.tolist(), *salted.tolist()}) == 6
+
+
+def test_evicted_prefixes_are_told_by_their_hashes() -> None:
+    pool = BlockPool(2, 2)
+    pool.record_evictions(True)
+    table = RequestTable(pool)
+    row = table.add([1, 2, 3, 4], max_length=9)
+    head, tail = table.block_hashes(row)
+    table.admit(row)
+    table.reserve(row, 4)
+    table.complete([row])
+    table.end_step()
+    table.remove(row)
+    assert pool.take_evictions().tolist() == []
+    pool.allocate()
+    assert pool.take_evictions().tolist() == [tail]
+    pool.record_evictions(False)
+    pool.allocate()
+    assert head not in pool.take_evictions()
