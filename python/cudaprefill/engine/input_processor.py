@@ -101,6 +101,7 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         params.validate_for(self.vocab_size)
+        tokenized_time = time.monotonic()
         self.limits.refuse_impossible(len(token_ids), params.n)
         if max(token_ids) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
             raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
@@ -115,6 +116,7 @@ class InputProcessor:
                 sampling_params=params,
                 eos_token_ids=self.eos_token_ids,
                 arrival_time=arrival_time,
+                tokenized_time=tokenized_time,
                 priority=priority,
                 extra_keys=(("cache_salt", cache_salt.encode()),) if cache_salt else (),
             )

@@ -40,6 +40,7 @@ class Request:
     sampling_params: SamplingParams
     eos_token_ids: Sequence[int] = ()
     arrival_time: float = 0.0  # seconds
+    tokenized_time: float | None = None  # when its prompt was tokens, seconds; None if nobody said
     priority: int = 0
     extra_keys: tuple[tuple[str, bytes], ...] = ()
     siblings: list[Request] = field(default_factory=list)

@@ -59,6 +59,7 @@ class Schedule:
     num_blocks_freed: int = 0
     num_blocks_evicted: int = 0
     block_changes: NDArray[np.int32] | None = None  # [C, 2]: BlockChangeKind and block, if recorded
+    evicted_hashes: NDArray[np.uint64] | None = None  # of prefixes, if recorded
 
     @property
     def num_tokens(self) -> int:

@@ -14,7 +14,7 @@ from cudaprefill.engine.request_queue import RequestQueue, RequestRows
 from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.errors import QueueFullError
-from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
+from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +72,7 @@ class Scheduler:
         self._in_flight: Schedule | None = None
         self._block_totals = (0, 0, 0)
         self._recording_blocks = False
+        self._recording_prefixes = False
 
     # --- Requests come and go ---
 
@@ -103,8 +104,6 @@ class Scheduler:
         for member in (request, *request.siblings):
             member.order = (request.priority, request.arrival_time, next(self._arrivals))
             self._requests[member.request_id] = member
-            self._tell(RequestEventKind.ARRIVED, member, time=request.arrival_time)
-            self._tell(RequestEventKind.QUEUED, member)
         params = request.sampling_params
         num_prompt_tokens = len(request.prompt_token_ids)
         # A request that is alone in the pool can compute num_slots tokens; the one sampled last is never computed.
@@ -121,6 +120,9 @@ class Scheduler:
         )
         request.take_row(self.table, row)
         self._waiting.add(request)
+        for member in (request, *request.siblings):
+            self._tell(RequestEventKind.ARRIVED, member, time=request.arrival_time, tokens=self._tokens_of(member))
+            self._tell(RequestEventKind.QUEUED, member, tokenized=member.tokenized_time)
 
     def abort(self, request_id: str) -> None:
         """Ends a request at any moment, with the siblings that still depend on it; unknown ids are ignored."""
@@ -137,12 +139,13 @@ class Scheduler:
         queue = self._queues[request.state]
         if request in queue:  # an unforked sibling is in none
             queue.remove(request)
+        tokens = self._tokens_of(request)
         request.leave_row()
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         request.stop_reason = stop_reason
         del self._requests[request.request_id]
-        self._tell(RequestEventKind.FINISHED, request, reason=reason)
+        self._tell(RequestEventKind.FINISHED, request, reason=reason, tokens=tokens)
 
     def _refuse_id_in_use(self, request: Request) -> None:
         ids = [member.request_id for member in (request, *request.siblings)]
@@ -344,6 +347,8 @@ class Scheduler:
         )
         if self._recording_blocks:
             schedule.block_changes = self.pool.take_changes()
+        if self._recording_prefixes:
+            schedule.evicted_hashes = self.pool.take_evictions()
         self._in_flight = None
 
     def _require_in_flight(self, schedule: Schedule) -> None:
@@ -356,6 +361,11 @@ class Scheduler:
         """Whether each step says which blocks changed (`Schedule.block_changes`)."""
         self._recording_blocks = wanted
         self.pool.record_changes(wanted)
+
+    def record_prefixes(self, wanted: bool) -> None:
+        """Whether events say what a request's tokens are (`RequestEvent.tokens`), and steps which prefixes gave way."""
+        self._recording_prefixes = wanted
+        self.pool.record_evictions(wanted)
 
     def block_owners(self, block: int) -> list[str]:
         """Ids of the requests whose block tables name `block`; `table.describe` says the rest."""
@@ -388,6 +398,13 @@ class Scheduler:
         if self._in_flight is None and self.table.num_rows != len(self._waiting) + self.num_running:
             raise RuntimeError(f"{self.table.num_rows} rows for {len(self._waiting) + self.num_running} requests")
 
+    def _tokens_of(self, request: Request) -> RequestTokens | None:
+        """If they are recorded, and for a request with a row: a sibling gets its own in the fork."""
+        if not self._recording_prefixes or request.row < 0:
+            return None
+        hashes = self.table.block_hashes(request.row)
+        return RequestTokens(request.prompt_token_ids, request.output_token_ids, hashes)
+
     def _tell(
         self,
         kind: RequestEventKind,
@@ -398,11 +415,17 @@ class Scheduler:
         length: int = 0,
         hit_tokens: int = 0,
         reason: str = "",
+        tokenized: float | None = None,
+        tokens: RequestTokens | None = None,
     ) -> None:
         if self._on_event is None:
             return
         now = self._clock() if time is None else time
-        self._on_event(RequestEvent(kind, request.request_id, now, self._step, start, length, hit_tokens, reason))
+        self._on_event(
+            RequestEvent(
+                kind, request.request_id, now, self._step, start, length, hit_tokens, reason, tokenized, tokens
+            )
+        )
 
 
 def _rows_of(requests: Sequence[Request]) -> NDArray[np.int32]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -27,6 +29,15 @@ class RequestEventKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTokens:
+    """A request's tokens, for those who explain or replay. Nothing is copied: to be read only."""
+
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]  # empty on arrival
+    block_hashes: NDArray[np.uint64]  # of the full blocks of both, see RequestTable.block_hashes
+
+
+@dataclass(frozen=True, slots=True)
 class RequestEvent:
     """One station of one request. Fields that a kind does not name below are zero or empty."""
 
@@ -38,6 +49,8 @@ class RequestEvent:
     length: int = 0  # CHUNK: how many tokens
     hit_tokens: int = 0  # SCHEDULED, and the CHUNK that follows: tokens before it found in the prefix index
     reason: str = ""  # FINISHED: "stop", "length" or "abort"
+    tokenized: float | None = None  # QUEUED: when its prompt was tokens, seconds; None if nobody said
+    tokens: RequestTokens | None = None  # ARRIVED, FINISHED: if prefixes are recorded and it has tokens of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ class StepEvent:
     num_cached_blocks: int
     num_used_blocks: int
     block_changes: NDArray[np.int32] | None  # [C, 2]: BlockChangeKind and block in order, if recorded
+    evicted_hashes: NDArray[np.uint64] | None = None  # of prefixes that gave way since the step before, if recorded
 
     @classmethod
     def of(cls, schedule: Schedule, pool: BlockPool, start: float, duration: float) -> StepEvent:
@@ -99,4 +113,5 @@ class StepEvent:
             num_cached_blocks=pool.num_cached,
             num_used_blocks=pool.num_used,
             block_changes=schedule.block_changes,
+            evicted_hashes=schedule.evicted_hashes,
         )
