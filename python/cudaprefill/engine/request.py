@@ -63,6 +63,11 @@ class Request:
         return self.state is RequestState.FINISHED
 
     @property
+    def number(self) -> int:
+        """Small, and never given to another request of the same scheduler."""
+        return self.order[2]
+
+    @property
     def unforked_siblings(self) -> list[Request]:
         """Those that still depend on this request's prefill."""
         return [] if self.forked else [sibling for sibling in self.siblings if not sibling.finished]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -121,7 +121,15 @@ class Scheduler:
         request.take_row(self.table, row)
         self._waiting.add(request)
         for member in (request, *request.siblings):
-            self._tell(RequestEventKind.ARRIVED, member, time=request.arrival_time, tokens=self._tokens_of(member))
+            self._tell(
+                RequestEventKind.ARRIVED,
+                member,
+                time=request.arrival_time,
+                priority=request.priority,
+                num_prompt_tokens=num_prompt_tokens,
+                max_tokens=params.max_tokens,
+                tokens=self._tokens_of(member),
+            )
             self._tell(RequestEventKind.QUEUED, member, tokenized=member.tokenized_time)
 
     def abort(self, request_id: str) -> None:
@@ -145,7 +153,13 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
         del self._requests[request.request_id]
-        self._tell(RequestEventKind.FINISHED, request, reason=reason, tokens=tokens)
+        self._tell(
+            RequestEventKind.FINISHED,
+            request,
+            reason=reason,
+            num_output_tokens=request.num_output_tokens,
+            tokens=tokens,
+        )
 
     def _refuse_id_in_use(self, request: Request) -> None:
         ids = [member.request_id for member in (request, *request.siblings)]
@@ -411,21 +425,13 @@ class Scheduler:
         request: Request,
         *,
         time: float | None = None,
-        start: int = 0,
-        length: int = 0,
-        hit_tokens: int = 0,
-        reason: str = "",
-        tokenized: float | None = None,
-        tokens: RequestTokens | None = None,
+        **fields: Any,
     ) -> None:
+        """`fields`: those of RequestEvent that the kind names."""
         if self._on_event is None:
             return
         now = self._clock() if time is None else time
-        self._on_event(
-            RequestEvent(
-                kind, request.request_id, now, self._step, start, length, hit_tokens, reason, tokenized, tokens
-            )
-        )
+        self._on_event(RequestEvent(kind, request.request_id, now, self._step, number=request.number, **fields))
 
 
 def _rows_of(requests: Sequence[Request]) -> NDArray[np.int32]:

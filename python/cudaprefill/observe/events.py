@@ -49,6 +49,11 @@ class RequestEvent:
     length: int = 0  # CHUNK: how many tokens
     hit_tokens: int = 0  # SCHEDULED, and the CHUNK that follows: tokens before it found in the prefix index
     reason: str = ""  # FINISHED: "stop", "length" or "abort"
+    number: int = 0  # every kind: small, and never given to another request of this engine
+    priority: int = 0  # ARRIVED
+    num_prompt_tokens: int = 0  # ARRIVED
+    max_tokens: int | None = None  # ARRIVED
+    num_output_tokens: int = 0  # FINISHED
     tokenized: float | None = None  # QUEUED: when its prompt was tokens, seconds; None if nobody said
     tokens: RequestTokens | None = None  # ARRIVED, FINISHED: if prefixes are recorded and it has tokens of its own
 
