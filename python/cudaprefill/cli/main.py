@@ -1,4 +1,4 @@
-"""`cudaprefill`: chat, generate, info."""
+"""`cudaprefill`: chat, generate, info, serve."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 
 from cudaprefill.cli.engine_flags import add_engine_flags, count
+from cudaprefill.cli.server_flags import add_server_flags
 from cudaprefill.errors import EngineDeadError, QueueFullError
 
 # A command's module is imported only when it runs: --help must not wait for torch.
-COMMANDS = {"chat": "cudaprefill.cli.chat", "generate": "cudaprefill.cli.generate", "info": "cudaprefill.cli.info"}
+COMMANDS = {name: f"cudaprefill.cli.{name}" for name in ("chat", "generate", "info", "serve")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,6 +73,11 @@ def build_parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="what the engine would run: model, kernels, blocks, concurrency")
     info.add_argument("--json", action="store_true", help="as one JSON object")
     add_engine_flags(info)
+
+    serve = commands.add_parser("serve", help="OpenAI's API over HTTP and websockets, and metrics")
+    serve.add_argument("model_argument", nargs="?", metavar="MODEL", help="as --model")
+    add_server_flags(serve)
+    add_engine_flags(serve)
     return parser
 
 

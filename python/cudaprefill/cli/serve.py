@@ -1,0 +1,69 @@
+"""`cudaprefill serve`: the server on an engine in this process."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+
+from cudaprefill.cli.engine_flags import engine_config
+from cudaprefill.cli.progress import Progress
+from cudaprefill.config import EngineConfig
+from cudaprefill.server.config import ServerConfig
+
+
+def run(flags: argparse.Namespace) -> int:
+    if flags.model_argument is not None and flags.model is not None:
+        raise ValueError(f"the model is given twice: {flags.model_argument} and --model {flags.model}")
+    flags.model = flags.model_argument or flags.model
+    engine, config = engine_config(flags), server_config(flags)
+    # One text is tokenized by one thread either way, and a process that forks is not warned of it.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(format="cudaprefill: %(message)s", level=logging.WARNING)
+    if config.access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    return _serve(config, engine, flags.exit_with_stdin)
+
+
+def server_config(flags: argparse.Namespace) -> ServerConfig:
+    """Raises ValueError naming the setting that is wrong."""
+    from_environment = os.environ.get("CUDAPREFILL_API_KEY")
+    return ServerConfig(
+        host=flags.host,
+        port=flags.port,
+        api_keys=tuple(flags.api_key or ([from_environment] if from_environment else [])),
+        allow_unauthenticated=flags.allow_unauthenticated,
+        served_model_names=tuple(flags.served_model_name or ([flags.model] if flags.model else [])),
+        max_body_size=flags.max_body_size,
+        max_websocket_message_size=flags.max_websocket_message_size,
+        shutdown_timeout=flags.shutdown_timeout,
+        restart_engine=flags.restart_engine,
+        stuck_after=flags.stuck_after,
+        access_log=flags.access_log,
+    )
+
+
+def _serve(config: ServerConfig, engine: EngineConfig, exit_with_stdin: bool) -> int:
+    # What can be wrong without the model is found out before it is loaded; what needs torch is imported after that.
+    from cudaprefill.server.run import bound_socket, serve
+
+    bound = bound_socket(config.host, config.port)
+
+    from cudaprefill.engine.factory import EngineParts, build_engine
+
+    def build() -> EngineParts:
+        with Progress("loading the model") as progress:
+            parts = build_engine(engine, progress)
+        print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)
+        return parts
+
+    first = [build()]  # in the main thread, where Ctrl-C ends it
+    name = config.served_model_names[0] if config.served_model_names else first[0].info.model
+    return serve(
+        config,
+        lambda: first.pop() if first else build(),
+        bound,
+        announce=lambda url: print(f"cudaprefill: serving {name} on {url}", flush=True),
+        exit_with_stdin=exit_with_stdin,
+    )

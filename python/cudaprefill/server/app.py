@@ -1,0 +1,64 @@
+"""The application: routes, and what is around all of them."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cudaprefill.errors import EngineDeadError
+from cudaprefill.server import chat_completions, health, model_list
+from cudaprefill.server.auth import ApiKeyMiddleware
+from cudaprefill.server.errors import ApiError, on_api_error, on_failure, on_http_exception
+from cudaprefill.server.state import ServerState
+
+ALWAYS_ANSWERED = frozenset({"/metrics", "/version"})  # while the server shuts down, too
+
+
+def create_app(state: ServerState) -> Starlette:
+    """An ASGI application. Who runs it starts `state` before and closes it after."""
+    middleware = [Middleware(AdmissionMiddleware, state=state)]
+    if state.config.api_keys:
+        middleware.insert(0, Middleware(ApiKeyMiddleware, api_keys=state.config.api_keys))
+    app = Starlette(
+        routes=[*health.routes, *model_list.routes, *chat_completions.routes],
+        middleware=middleware,
+        exception_handlers={
+            ApiError: on_api_error,
+            EngineDeadError: on_api_error,
+            HTTPException: on_http_exception,
+            ClientDisconnect: _on_disconnect,
+            Exception: on_failure,
+        },
+    )
+    app.state.server = state
+    return app
+
+
+class AdmissionMiddleware:
+    """Counts the HTTP requests in flight, and answers 503 to new ones while the server shuts down.
+
+    Connections of websockets may outlive many requests, so their endpoints count for themselves.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in ALWAYS_ANSWERED:
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._state.admit():
+                await self._app(scope, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+
+
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    """Nobody is there to read it."""
+    return Response(status_code=499)

@@ -1,0 +1,84 @@
+"""Reads a request's body: bounded, strict JSON, checked against its data model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from cudaprefill.protocol.codec import ProtocolError, parse_object
+from cudaprefill.sampling_params import show
+from cudaprefill.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from cudaprefill.server.state import ServerState
+
+Model = TypeVar("Model", bound=BaseModel)
+
+# Below this many bytes parsing takes less time than a thread would take to start on it.
+SMALL_BODY = 16 * 1024
+
+
+async def read_model(request: Request, model: type[Model]) -> Model:
+    """The request's body as `model`. Raises ApiError: 413 above the limit, 400 saying what is wrong."""
+    state: ServerState = request.app.state.server
+    body = await read_body(request, state.config.max_body_size)
+    if len(body) <= SMALL_BODY:
+        return parse_model(body, model)
+    return await asyncio.get_running_loop().run_in_executor(state.threads, parse_model, body, model)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Raises ApiError 413 as soon as the body is known to be longer than `limit` bytes: what follows is not read."""
+    announced = request.headers.get("content-length", "")
+    if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
+        raise too_large(limit)
+    parts = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        size += len(message.get("body", b""))
+        if size > limit:
+            raise too_large(limit)
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is longer than {limit} bytes, the limit of this server",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def parse_model(body: bytes, model: type[Model]) -> Model:
+    """Raises ApiError 400 saying what is wrong."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body must be UTF-8, but byte {error.start} is not") from None
+    try:
+        return validate(parse_object(text), model)
+    except ProtocolError as error:
+        raise ApiError(400, str(error)) from None
+
+
+def validate(fields: dict[str, Any], model: type[Model]) -> Model:
+    """Fields that are null count as left out, and fields that `model` does not have are ignored."""
+    try:
+        return model.model_validate({name: value for name, value in fields.items() if value is not None}, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = first["loc"]
+        param = str(place[0]) if place else None
+        reason = first["msg"][0].lower() + first["msg"][1:]
+        if first["type"] == "missing":
+            raise ApiError(400, f"{param} is missing", param=param) from None
+        raise ApiError(400, f"{'.'.join(map(str, place))}: {reason}, got {show(first['input'])}", param=param) from None

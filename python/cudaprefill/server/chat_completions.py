@@ -1,0 +1,139 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from cudaprefill.outputs import CompletionOutput
+from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.server.body import read_model
+from cudaprefill.server.disconnect import until_gone
+from cudaprefill.server.errors import as_api_error
+from cudaprefill.server.generation import Generation, PromptDelta
+from cudaprefill.server.logprob_fields import chat_logprobs
+from cudaprefill.server.model_list import require_model
+from cudaprefill.server.sampling_fields import SamplingFields
+from cudaprefill.server.sse import EventStream
+from cudaprefill.server.state import ServerState
+from cudaprefill.server.usage import usage
+
+
+class ChatCompletionRequest(SamplingFields):
+    messages: list[dict[str, Any]] = Field(description="role and content, which is text or a list of text parts")
+    max_completion_tokens: int | None = Field(None, description="the newer name of max_tokens, and goes before it")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, description="most likely tokens to tell beside each one; needs logprobs")
+    tools: list[dict[str, Any]] | None = Field(None, description="only empty ones: tools are not supported")
+    functions: list[dict[str, Any]] | None = Field(None, description="as tools")
+    tool_choice: str | dict[str, Any] | None = Field(None, description='"none" or "auto"')
+    modalities: list[str] | None = Field(None, description='["text"]')
+
+    def params(self) -> SamplingParams:
+        """Raises ValueError that begins with the name of the field that is wrong."""
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+    def refuse_unsupported(self) -> None:
+        """Raises ValueError for what would change the answer and cannot be had here."""
+        for name in ("tools", "functions"):
+            if getattr(self, name):
+                raise ValueError(f"{name} must be empty: this server calls no tools")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise ValueError('tool_choice must be "none" or "auto": this server calls no tools')
+        if self.modalities not in (None, ["text"]):
+            raise ValueError('modalities must be ["text"]: this server has no other')
+
+
+class ChatAnswer:
+    """Writes the answer to one request, whole or in events."""
+
+    def __init__(self, state: ServerState, fields: ChatCompletionRequest, request_id: str, model: str) -> None:
+        self._fields = fields
+        self._num_top = fields.top_logprobs or 0
+        self._created = state.now()
+        self._request_id = request_id
+        self._model = model
+        begin = {"id": request_id, "object": "chat.completion.chunk", "created": self._created, "model": model}
+        self._begin = f"data: {json.dumps(begin)[:-1]}, "
+
+    def whole(self, generation: Generation) -> dict[str, object]:
+        (output,) = generation.outputs
+        return {
+            "id": self._request_id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(each) for each in output.outputs],
+            "usage": usage([output]),
+        }
+
+    def _choice(self, output: CompletionOutput) -> dict[str, object]:
+        return {
+            "index": output.index,
+            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "logprobs": chat_logprobs(output.logprobs, self._num_top),
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+        }
+
+    async def events(self, generation: Generation, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
+        """One event a delta: the role comes with the first text, so that the first event carries a token."""
+        started: set[int] = set()
+        continuous = self._fields.continuous_usage
+        no_usage = ', "usage": null' if self._fields.include_usage else ""
+        async for _, delta in deltas:
+            role = "" if delta.index in started else '"role": "assistant", '
+            started.add(delta.index)
+            logprobs = "null" if delta.logprobs is None else json.dumps(chat_logprobs(delta.logprobs, self._num_top))
+            end = "null"
+            if delta.finish_reason is not None:
+                end = f'{json.dumps(delta.finish_reason)}, "stop_reason": {json.dumps(delta.stop_reason)}'
+            used = f', "usage": {json.dumps(usage(generation.outputs))}' if continuous else no_usage
+            yield (
+                f'{self._begin}"choices": [{{"index": {delta.index}, "delta": {{{role}"content": '
+                f'{json.dumps(delta.text)}}}, "logprobs": {logprobs}, "finish_reason": {end}}}]{used}}}\n\n'
+            ).encode()
+        if self._fields.include_usage:
+            yield f'{self._begin}"choices": [], "usage": {json.dumps(usage(generation.outputs))}}}\n\n'.encode()
+
+
+async def create_chat_completion(request: Request) -> Response:
+    state: ServerState = request.app.state.server
+    fields = await read_model(request, ChatCompletionRequest)
+    try:
+        return await until_gone(request.receive, _answer(state, fields))
+    except Exception as error:
+        raise as_api_error(error, [*type(fields).model_fields]) from error
+
+
+async def _answer(state: ServerState, fields: ChatCompletionRequest) -> Response:
+    model = require_model(state, fields.model)
+    fields.refuse_unsupported()
+    params = fields.params()
+    request_id = f"chatcmpl-{uuid.uuid4().hex}"
+    submission = state.engine.chat(
+        fields.messages,
+        params,
+        request_id=request_id,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+    )
+    generation = await Generation.submit(state, [submission])
+    answer = ChatAnswer(state, fields, request_id, model)
+    if fields.stream:
+        return EventStream(answer.events(generation, await generation.started()), generation.abort)
+    await generation.wait()
+    return JSONResponse(answer.whole(generation))
+
+
+routes: list[BaseRoute] = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
