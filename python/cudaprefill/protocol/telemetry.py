@@ -184,12 +184,13 @@ class StepRecord:
 class TelemetrySnapshot:
     """Everything as it stands; what was known before is void. Sections that were not asked for are None.
 
-    reason: "subscribed"; "dropped": the reader was too slow, and differences were lost; "restarted": a new engine.
+    reason: "subscribed"; "dropped": the reader was too slow, and differences were lost; "condensed": the differences
+        would have been longer than the whole; "restarted": a new engine.
     """
 
     type: Literal["telemetry.snapshot"] = "telemetry.snapshot"
     sequence_number: int
-    reason: Literal["subscribed", "dropped", "restarted"]
+    reason: Literal["subscribed", "dropped", "condensed", "restarted"]
     time: float
     unix_time: float
     engine: EngineDescription
@@ -215,6 +216,8 @@ class TelemetryUpdate:
     pool: PoolTotals | None = None
     settings: EngineSettings | None = None
     dropped_steps: int = 0  # steps that the reader was too slow for, before those in this message
+    # With dropped steps: all that wait or run, as they stand after this message. Counting tokens would be short.
+    records: list[RequestRecord] | None = None
 
 
 @dataclass(kw_only=True)
