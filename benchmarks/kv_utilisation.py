@@ -63,6 +63,7 @@ def run(lengths: list[tuple[int, int]], block_size: int) -> Result:
     running = []
     while (schedule := scheduler.schedule()) is not None:
         scheduler.commit(schedule, np.zeros(len(schedule.sampled), dtype=np.int64))
+        scheduler.end_step(schedule)
         num_tokens = sum(scheduler.table.num_computed(request.row) for request in requests if not request.finished)
         if scheduler.pool.num_used:
             shares.append(num_tokens / (scheduler.pool.num_used * block_size))

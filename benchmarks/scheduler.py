@@ -51,6 +51,7 @@ def step(scheduler: Scheduler, token_ids: np.ndarray) -> tuple[float, float, flo
     scheduler.build(schedule)
     built = time.perf_counter()
     scheduler.commit(schedule, token_ids[: len(schedule.sampled)])
+    scheduler.end_step(schedule)
     return scheduled - start, built - scheduled, time.perf_counter() - built
 
 
@@ -85,6 +86,7 @@ def time_prefix_match(num_tokens: int, repeats: int) -> None:
         times.append(1e3 * (time.perf_counter() - start))
         while schedule is not None:
             scheduler.commit(schedule, [0] * len(schedule.sampled))
+            scheduler.end_step(schedule)
             schedule = scheduler.schedule()
     print(f"prefix match of {num_tokens} tokens, in its step: median {np.median(times[1:]):.3f} ms")
 

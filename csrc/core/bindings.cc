@@ -56,14 +56,6 @@ void bind_enums(py::module_& m) {
       .value("SHARED", BlockState::kShared)
       .value("CACHED", BlockState::kCached)
       .finalize();
-  py::native_enum<BlockChangeKind>(m, "BlockChangeKind", "enum.IntEnum")
-      .value("TAKEN", BlockChangeKind::kTaken)
-      .value("SHARED", BlockChangeKind::kShared)
-      .value("UNSHARED", BlockChangeKind::kUnshared)
-      .value("FREED", BlockChangeKind::kFreed)
-      .value("PUBLISHED", BlockChangeKind::kPublished)
-      .value("EVICTED", BlockChangeKind::kEvicted)
-      .finalize();
   py::native_enum<FinishReason>(m, "FinishReason", "enum.IntEnum")
       .value("EOS", FinishReason::kEos)
       .value("STOP_TOKEN", FinishReason::kStopToken)
@@ -125,11 +117,12 @@ void bind_block_pool(py::module_& m) {
       .def("take_changes",
            [](BlockPool& pool) {
              const std::vector<BlockChange> changes = pool.take_changes();
-             py::array_t<int32_t> array({static_cast<py::ssize_t>(changes.size()), py::ssize_t{2}});
+             py::array_t<int32_t> array({static_cast<py::ssize_t>(changes.size()), py::ssize_t{3}});
              int32_t* out = array.mutable_data();
              for (const BlockChange& change : changes) {
-               *out++ = static_cast<int32_t>(change.kind);
                *out++ = change.block;
+               *out++ = static_cast<int32_t>(change.state);
+               *out++ = change.evicted;
              }
              return array;
            })
@@ -211,6 +204,26 @@ void bind_request_table(py::module_& m) {
           py::arg("row"))
       .def(
           "block_table", [](const RequestTable& table, Row row) { return table.row(row).blocks; }, py::arg("row"))
+      .def(
+          "block_tables",
+          [](const RequestTable& table, const Array<Row>& rows) {
+            std::vector<py::array_t<BlockId>> tables;
+            for (const Row row : span_of(rows, "rows")) {
+              const std::vector<BlockId>& blocks = table.row(row).blocks;
+              tables.emplace_back(static_cast<py::ssize_t>(blocks.size()), blocks.data());
+            }
+            return tables;
+          },
+          py::arg("rows"))
+      .def(
+          "total_tokens",
+          [](const RequestTable& table, const Array<Row>& rows) {
+            int64_t tokens = 0;
+            for (const Row row : span_of(rows, "rows")) tokens += table.row(row).num_tokens();
+            return tokens;
+          },
+          py::arg("rows"))
+      .def("count_used_tokens", &RequestTable::count_used_tokens)
       .def(
           "block_hashes", [](RequestTable& table, Row row) { return array_of(table.block_hashes(row)); },
           py::arg("row"))

@@ -37,29 +37,28 @@ void BlockPool::require_block(BlockId block) const {
 BlockId BlockPool::allocate() {
   const BlockId block = free_list_.front();
   if (block == kNoBlock) return kNoBlock;
+  touch(block, index_.contains(block));
   free_list_.remove(block);
   if (index_.contains(block)) {
     if (recording_evictions_) evictions_.push_back(index_.hash(block).low);
     index_.withdraw(block);
     --num_cached_;
     ++num_evicted_;
-    record(BlockChangeKind::kEvicted, block);
   }
   blocks_[block] = {1, step_};
   ++num_taken_;
-  record(BlockChangeKind::kTaken, block);
   return block;
 }
 
 void BlockPool::share(BlockId block) {
   if (free_list_.contains(block)) {
     if (!index_.contains(block)) throw std::logic_error(name_of(block) + " is free and cannot be shared");
+    touch(block);
     free_list_.remove(block);
     --num_cached_;
     ++num_taken_;
-    record(BlockChangeKind::kTaken, block);
   } else {
-    record(BlockChangeKind::kShared, block);
+    touch(block);
   }
   ++blocks_[block].reference_count;
   blocks_[block].last_use = step_;
@@ -67,11 +66,9 @@ void BlockPool::share(BlockId block) {
 
 void BlockPool::release(BlockId block) {
   if (blocks_[block].reference_count == 0) throw std::invalid_argument(name_of(block) + " is free already");
+  touch(block);
   blocks_[block].last_use = step_;
-  if (--blocks_[block].reference_count > 0) {
-    record(BlockChangeKind::kUnshared, block);
-    return;
-  }
+  if (--blocks_[block].reference_count > 0) return;
   if (index_.contains(block)) {
     free_list_.push_back(block);
     ++num_cached_;
@@ -79,14 +76,12 @@ void BlockPool::release(BlockId block) {
     free_list_.push_front(block);
   }
   ++num_freed_;
-  record(BlockChangeKind::kFreed, block);
 }
 
 BlockId BlockPool::publish(BlockId block, const BlockKey& key) {
   const BlockId equal = index_.find(key);
   if (equal == kNoBlock) {
     index_.publish(block, key);
-    record(BlockChangeKind::kPublished, block);
     return block;
   }
   share(equal);
@@ -95,6 +90,11 @@ BlockId BlockPool::publish(BlockId block, const BlockKey& key) {
 }
 
 void BlockPool::reset_prefix_cache() {
+  if (recording_) {
+    for (BlockId block = 0; block < num_blocks(); ++block) {
+      if (state(block) == BlockState::kCached) touch(block, /*evicted=*/true);
+    }
+  }
   index_.clear();
   num_cached_ = 0;
   ++epoch_;
@@ -109,9 +109,27 @@ BlockState BlockPool::state(BlockId block) const {
 void BlockPool::record_changes(bool wanted) {
   recording_ = wanted;
   changes_.clear();
+  change_of_.assign(wanted ? num_blocks() : 0, -1);
 }
 
-std::vector<BlockChange> BlockPool::take_changes() { return std::exchange(changes_, {}); }
+void BlockPool::touch(BlockId block, bool evicted) {
+  if (!recording_) return;
+  if (change_of_[block] < 0) {
+    change_of_[block] = static_cast<int32_t>(changes_.size());
+    changes_.push_back({block, state(block), false});
+  }
+  changes_[change_of_[block]].evicted |= evicted;
+}
+
+std::vector<BlockChange> BlockPool::take_changes() {
+  std::vector<BlockChange> changes = std::exchange(changes_, {});
+  for (BlockChange& change : changes) change_of_[change.block] = -1;
+  std::erase_if(changes, [this](BlockChange& change) {
+    const BlockState before = std::exchange(change.state, state(change.block));
+    return change.state == before && !change.evicted;
+  });
+  return changes;
+}
 
 void BlockPool::record_evictions(bool wanted) {
   recording_evictions_ = wanted;

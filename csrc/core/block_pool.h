@@ -21,11 +21,10 @@ namespace cudaprefill {
 //     +--------- cached <------+ release (published)
 enum class BlockState : uint8_t { kFree, kActive, kShared, kCached };
 
-enum class BlockChangeKind : uint8_t { kTaken, kShared, kUnshared, kFreed, kPublished, kEvicted };
-
 struct BlockChange {
-  BlockChangeKind kind;
   BlockId block;
+  BlockState state;  // now
+  bool evicted;      // it was cached in between, and its prefix is forgotten
 };
 
 // Reference counts over a free list. The list has the blocks without a published prefix first, then the cached ones
@@ -72,7 +71,8 @@ class BlockPool {
   uint64_t num_freed() const { return num_freed_; }
   uint64_t num_evicted() const { return num_evicted_; }
 
-  // What happened to which block, in order; recorded only while someone wants it.
+  // The blocks whose state is not what it was at the last call, or that were evicted since, in the order in which they
+  // were touched first. Recorded only while someone wants it; costs one entry a block however long nobody asks.
   void record_changes(bool wanted);
   std::vector<BlockChange> take_changes();
 
@@ -93,9 +93,8 @@ class BlockPool {
     uint64_t last_use = 0;
   };
 
-  void record(BlockChangeKind kind, BlockId block) {
-    if (recording_) changes_.push_back({kind, block});
-  }
+  // To be called before the state of a block changes.
+  void touch(BlockId block, bool evicted = false);
   void check_free_list() const;
   void check_prefixes() const;
 
@@ -112,7 +111,8 @@ class BlockPool {
   uint64_t num_freed_ = 0;
   uint64_t num_evicted_ = 0;
   bool recording_ = false;
-  std::vector<BlockChange> changes_;
+  std::vector<BlockChange> changes_;  // with the state at the last call
+  std::vector<int32_t> change_of_;    // [num_blocks] while recording: place in changes_, or -1
   bool recording_evictions_ = false;
   std::vector<uint64_t> evictions_;
 };

@@ -254,6 +254,23 @@ void RequestTable::end_step() {
   doomed_rows_.clear();
 }
 
+// Those who share a block have all computed the same tokens of it: who computes more writes into a block of its own.
+int64_t RequestTable::count_used_tokens() const {
+  const int32_t size = pool_.block_size();
+  std::vector<bool> counted(pool_.num_blocks(), false);
+  int64_t tokens = 0;
+  for (const RequestRow& request : rows_) {
+    int32_t left = request.num_computed;
+    for (const BlockId block : request.blocks) {
+      if (left <= 0) break;
+      if (!counted[block]) tokens += std::min(left, size);
+      counted[block] = true;
+      left -= size;
+    }
+  }
+  return tokens;
+}
+
 BlockInfo RequestTable::describe(BlockId block) const {
   pool_.require_block(block);
   BlockInfo info{pool_.state(block), pool_.reference_count(block), pool_.last_use(block), std::nullopt, {}, {}};

@@ -118,6 +118,8 @@ class RequestTable {
   int32_t num_promised_blocks() const { return num_promised_; }
   // To be done, all at once, before the step's KV is written. Their sources are held until then.
   std::span<const BlockCopy> copies() const { return copies_; }
+  // Tokens whose KV the blocks in use hold, those of shared blocks counted once. Looks through all tables.
+  int64_t count_used_tokens() const;
   // Looks through all tables: for a person who asks about a block. Throws std::out_of_range for an id that is no block.
   BlockInfo describe(BlockId block) const;
   const BlockPool& pool() const { return pool_; }

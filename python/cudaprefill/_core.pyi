@@ -14,14 +14,6 @@ class BlockState(IntEnum):
     SHARED = 2  # more than one
     CACHED = 3  # none, findable by its prefix
 
-class BlockChangeKind(IntEnum):
-    TAKEN = 0
-    SHARED = 1
-    UNSHARED = 2
-    FREED = 3
-    PUBLISHED = 4
-    EVICTED = 5
-
 class FinishReason(IntEnum):
     EOS = 1
     STOP_TOKEN = 2
@@ -79,7 +71,10 @@ class BlockPool:
         """[num_blocks]: the BlockState of each."""
     def record_changes(self, wanted: bool) -> None: ...
     def take_changes(self) -> NDArray[np.int32]:
-        """[C, 2]: BlockChangeKind and block, in order, since the last call; empty unless recorded."""
+        """[C, 3]: block, its BlockState now, and 1 if it was cached in between and its prefix is forgotten, else 0.
+
+        For each block whose state is not what it was at the last call, or that was evicted since; none unless recorded.
+        """
     def record_evictions(self, wanted: bool) -> None: ...
     def take_evictions(self) -> NDArray[np.uint64]:
         """[E]: the hashes, as `RequestTable.block_hashes` has them, of prefixes evicted since the last call, in order;
@@ -154,6 +149,12 @@ class RequestTable:
     def token_ids(self, row: int) -> list[int]: ...
     def output_token_ids(self, row: int) -> list[int]: ...
     def block_table(self, row: int) -> list[int]: ...
+    def block_tables(self, rows: _Rows) -> list[NDArray[np.int32]]:
+        """Copies, one a row."""
+    def total_tokens(self, rows: _Rows) -> int:
+        """Prompt and output tokens of all these rows."""
+    def count_used_tokens(self) -> int:
+        """Tokens whose KV the blocks in use hold, those of shared blocks counted once. Looks through all tables."""
     def block_hashes(self, row: int) -> NDArray[np.uint64]:
         """Of the row's full blocks: each covers its block's tokens and all before them. They are keyed by the pool's
         secret, so they tell equal prefixes of one pool apart from others and say nothing else."""

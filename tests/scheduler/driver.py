@@ -122,6 +122,7 @@ class Driver:
                 self.tokens[request.request_id].append(token)
         self.scheduler.check()
         self.scheduler.commit(schedule, tokens)
+        self.scheduler.end_step(schedule)
         self.check()
 
     def assert_only_own_blocks_are_written(self, batch: BatchArrays) -> None:

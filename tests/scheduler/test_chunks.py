@@ -142,16 +142,21 @@ def test_a_thousand_short_requests_among_streams_leak_nothing() -> None:
     driver.assert_idle()
 
 
-def test_steps_must_be_committed_one_after_the_other() -> None:
+def test_steps_must_be_committed_and_ended_one_after_the_other() -> None:
     driver = Driver()
     driver.submit([3] * 5)
     schedule = driver.scheduler.schedule()
     assert schedule is not None
-    with pytest.raises(RuntimeError, match="step 1 is in flight: commit or discard it first"):
+    with pytest.raises(RuntimeError, match="step 1 is in flight: end or discard it first"):
         driver.scheduler.schedule()
+    with pytest.raises(RuntimeError, match="step 1 must be committed before it ends"):
+        driver.scheduler.end_step(schedule)
     with pytest.raises(ValueError, match=r"sampled_token_ids has shape \(2,\), expected \(1,\)"):
         driver.scheduler.commit(schedule, [1, 2])
-    driver.finish_step(schedule)
+    driver.scheduler.commit(schedule, [1])
+    with pytest.raises(RuntimeError, match="step 1 was committed already"):
+        driver.scheduler.commit(schedule, [1])
+    driver.scheduler.end_step(schedule)
     with pytest.raises(RuntimeError, match="step 1 is not in flight"):
         driver.scheduler.commit(schedule, [1])
     with pytest.raises(RuntimeError, match="step 1 is not in flight"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from cudaprefill._core import BlockChangeKind, BlockState
+import numpy as np
+import pytest
+
+from cudaprefill._core import BlockState
 from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEventKind
 from tests.scheduler.driver import Driver
 
@@ -86,35 +90,127 @@ def test_a_step_event_says_what_was_computed_and_what_it_took() -> None:
     assert (event.num_waiting, event.waiting_for) == (1, "budget")
     assert (event.num_blocks_taken, event.num_blocks_freed, event.num_blocks_evicted) == (2, 2, 0)
     assert (event.num_used_blocks, event.num_cached_blocks, event.num_free_blocks) == (2, 1, 61)
-    assert event.block_changes is None
+    assert event.predicted_duration is None
 
 
-def test_recorded_block_changes_replay_to_the_pools_states() -> None:
+def test_block_changes_that_are_pulled_add_up_to_the_pools_states() -> None:
     driver = Driver(num_blocks=8)
     driver.scheduler.record_blocks(True)
-    references = np.zeros(8, dtype=int)
-    published = np.zeros(8, dtype=bool)
+    states = driver.pool.states()
     lead = driver.submit([3] * 40, n=2, max_tokens=40, ignore_eos=True)
     driver.submit([4] * 40, arrival_time=1.0, max_tokens=40, ignore_eos=True)
     driver.submit([3] * 40, arrival_time=2.0, max_tokens=40, ignore_eos=True)
+    num_evicted = 0
     while (schedule := driver.step()) is not None:
-        assert schedule.block_changes is not None
-        for kind, block in schedule.block_changes:
-            references[block] += {
-                BlockChangeKind.TAKEN: 1,
-                BlockChangeKind.SHARED: 1,
-                BlockChangeKind.UNSHARED: -1,
-                BlockChangeKind.FREED: -1,
-            }.get(kind, 0)
-            if kind in (BlockChangeKind.PUBLISHED, BlockChangeKind.EVICTED):
-                published[block] = kind == BlockChangeKind.PUBLISHED
-        states = np.where(
-            references == 0,
-            np.where(published, BlockState.CACHED, BlockState.FREE),
-            np.where(references == 1, BlockState.ACTIVE, BlockState.SHARED),
-        )
+        if schedule.number % 3:
+            continue
+        for block, state, evicted in driver.scheduler.take_block_changes():
+            assert state != states[block] or evicted
+            states[block] = state
+            num_evicted += evicted
         assert np.array_equal(states, driver.pool.states())
     assert lead.finished
+    assert 0 < num_evicted <= driver.pool.num_evicted
+
+
+def test_block_changes_tell_of_aborts_and_cache_resets_without_a_step() -> None:
+    driver = Driver()
+    request = driver.submit([3] * 40, max_tokens=5)
+    driver.step()
+    driver.scheduler.record_blocks(True)
+    driver.scheduler.abort(request.request_id)
+    changes = driver.scheduler.take_block_changes()
+    assert sorted(state for _, state, _ in changes) == [BlockState.FREE, BlockState.CACHED, BlockState.CACHED]
+    driver.scheduler.reset_prefix_cache()
+    changes = driver.scheduler.take_block_changes()
+    assert [(state, evicted) for _, state, evicted in changes] == [(BlockState.FREE, 1)] * 2
+    assert len(driver.scheduler.take_block_changes()) == 0
+
+
+def test_the_tokens_of_shared_blocks_count_once() -> None:
+    driver = Driver()
+    lead = driver.submit([3] * 40, n=3, max_tokens=5, ignore_eos=True)
+    other = driver.submit([3] * 33, arrival_time=1.0, max_tokens=5, ignore_eos=True)
+    driver.step()
+    totals = driver.scheduler.pool_totals()
+    # Two full blocks are everybody's once published; the lead and its siblings share the third, `other` has one.
+    assert (totals.used, totals.used_tokens) == (4, 32 + 8 + 1)
+    assert (totals.free, totals.cached, totals.taken) == (60, 0, driver.pool.num_taken)
+    tables = driver.scheduler.block_tables()
+    assert [tables[request.number].tolist() for request in (lead, *lead.siblings, other)] == [
+        driver.scheduler.table.block_table(request.row) for request in (lead, *lead.siblings, other)
+    ]
+    driver.step()
+    assert driver.scheduler.pool_totals().used_tokens == 32 + 3 * 9 + 2
+    driver.run()
+    assert driver.scheduler.pool_totals().used_tokens == 0
+    assert driver.scheduler.block_tables() == {}
+
+
+def test_numbers_are_given_once_and_name_requests_in_events_and_steps() -> None:
+    driver = Driver()
+    lead = driver.submit([3] * 40, n=2, max_tokens=2, ignore_eos=True, priority=-1)
+    driver.run()
+    again = driver.submit([4] * 20, max_tokens=None, request_id=lead.request_id)
+    members = (lead, *lead.siblings, again)
+    assert [request.number for request in members] == [1, 2, 3]
+    arrived = [event for event in driver.events if event.kind is RequestEventKind.ARRIVED]
+    assert [(e.number, e.priority, e.num_prompt_tokens, e.max_tokens) for e in arrived] == [
+        (1, -1, 40, 2), (2, -1, 40, 2), (3, 0, 20, None),
+    ]  # fmt: skip
+    assert all(event.request_id == members[event.number - 1].request_id for event in driver.events)
+    finished = [event for event in driver.events if event.kind is RequestEventKind.FINISHED]
+    assert [(event.number, event.num_output_tokens) for event in finished] == [(1, 2), (2, 2)]
+    first, second = (driver.scheduler.step_event(schedule, 0.0, 1.0) for schedule in driver.schedules)
+    assert (first.chunks[0].number, first.decode_numbers, first.finished_numbers) == (1, (), ())
+    assert (second.chunks, second.decode_numbers, second.finished_numbers) == ((), (1, 2), (1, 2))
+
+
+def test_a_step_gives_its_events_its_own_times() -> None:
+    driver = Driver()
+    driver.submit([3] * 20, max_tokens=1)
+    schedule = driver.scheduler.schedule(now=10.0)
+    assert schedule is not None
+    driver.scheduler.commit(schedule, [7], now=12.5)
+    driver.clock = 99.0
+    driver.scheduler.end_step(schedule)
+    times = {event.kind.value: event.time for event in driver.events}
+    assert times == {
+        "arrived": 0.0, "queued": 0.0, "scheduled": 10.0, "chunk": 12.5, "first_token": 12.5, "finished": 12.5,
+    }  # fmt: skip
+
+
+def test_until_the_end_of_its_last_step_a_request_may_turn_out_to_have_ended_otherwise() -> None:
+    driver = Driver()
+    request = driver.submit([3] * 20, max_tokens=1)
+    schedule = driver.scheduler.schedule()
+    assert schedule is not None
+    driver.scheduler.commit(schedule, [7])
+    assert request.finish_reason == "length"
+    driver.scheduler.finish(request, "stop", "seven")
+    driver.scheduler.end_step(schedule)
+    driver.scheduler.finish(request, "abort")
+    assert (request.finish_reason, request.stop_reason) == ("stop", "seven")
+    assert [event.reason for event in driver.events if event.kind is RequestEventKind.FINISHED] == ["stop"]
+
+
+def test_a_request_that_is_refused_has_no_events() -> None:
+    driver = Driver(num_blocks=4, max_num_seqs=1, max_num_queued_reqs=0)
+    driver.submit([3] * 40, request_id="runs")
+    driver.step()
+    driver.events.clear()
+    refused: list[tuple[list[int], dict[str, Any], str]] = [
+        ([3] * 100, {}, "100 tokens"),
+        ([], {}, "no tokens"),
+        ([3] * 5, {"n": 2}, "n is 2"),
+        ([3] * 5, {"request_id": "runs"}, "in use"),
+    ]
+    for prompt, options, reason in refused:
+        with pytest.raises(ValueError, match=reason):
+            driver.submit(prompt, **options)
+    with pytest.raises(QueueFullError):
+        driver.submit([3] * 5)
+    assert driver.events == []
 
 
 def test_a_block_is_described_with_its_owners_and_tokens() -> None:
@@ -139,5 +235,6 @@ def test_a_decode_step_builds_nothing_per_request() -> None:
         schedule = scheduler.schedule()
         assert schedule is not None
         scheduler.commit(schedule, [2] * len(schedule.sampled))
+        scheduler.end_step(schedule)
         schedules.append(schedule)
     assert schedules[1].decodes is schedules[2].decodes

@@ -159,7 +159,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Ended by itself: all of the oracle's output. Ended from outside: a part of it."""
         output, reason = self.driver.expected(request)
         assert request.output_token_ids == self.driver.tokens[request.request_id]
-        if request.finish_reason == "abort" or request.stop_reason == "word":
+        if request.finish_reason in ("abort", "error") or request.stop_reason == "word":
             assert request.output_token_ids == output[: request.num_output_tokens]
         else:
             assert (request.output_token_ids, request.finish_reason) == (output, reason)

@@ -13,6 +13,7 @@ from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.output_processor import OutputProcessor
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.sampler import Sampler, SamplerOutput
+from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.engine.schedule import Schedule
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.observe.events import StepEvent
@@ -48,8 +49,9 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Raises ValueError for what can never run, QueueFullError when too many wait."""
+        outputs = self._outputs.make(request)  # before anybody has heard of the request: it may raise
         self.scheduler.add(request)
-        self._outputs.add(request)
+        self._outputs.add(outputs)
 
     def abort(self, request_id: str) -> list[OutputDelta]:
         """Ends a request with all its outputs; nothing for an id that is unknown or finished."""
@@ -59,40 +61,56 @@ class Engine:
         return self.scheduler.has_work()
 
     def step(self) -> list[OutputDelta]:
-        """One step: what each request that got a token got. When it fails, its requests lose their blocks."""
+        """One step: what each request that got a token got. When it fails, its requests lose their blocks.
+
+        Work for one request that fails (its row of logits, sampling, text) ends that request alone.
+        """
         start = self._clock()
-        schedule = self.scheduler.schedule()
+        schedule = self.scheduler.schedule(start)
         if schedule is None:
             return []
         for chunk in schedule.chunks:
             self._outputs.record_scheduled(chunk.request, start)
         try:
             batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
-            logits = self.model_runner.run(batch)
-            states = self._outputs.sampling_states(schedule.sampled)
-            samples = self._sampler.sample(logits, list(zip(schedule.sample_rows.tolist(), states, strict=True)))
+            samples, errors = self._sample(self.model_runner.run(batch), schedule)
+            now = self._clock()
+            self.scheduler.commit(schedule, samples.token_ids, now, failed=errors)
+            deltas = self._outputs.process(schedule.sampled, samples, errors, now)
         except BaseException:
             self.scheduler.discard(schedule)
             raise
-        deltas = self._commit(schedule, samples)
+        self.scheduler.end_step(schedule)
         if self.on_step is not None:
             self.on_step(self.scheduler.step_event(schedule, start, self._clock() - start))
         return deltas
 
-    def _commit(self, schedule: Schedule, samples: SamplerOutput) -> list[OutputDelta]:
-        """An output without a token fails alone; the others get theirs."""
-        now = self._clock()
-        failed = {
-            place: self._outputs.fail(schedule.sampled[place], RuntimeError(error), now)
-            for place, error in samples.errors.items()
-        }
-        self.scheduler.commit(schedule, samples.token_ids)
-        return [
-            failed.get(place) or self._outputs.process_token(request, token_id, logprobs, now)
-            for place, (request, token_id, logprobs) in enumerate(
-                zip(schedule.sampled, samples.token_ids, samples.logprobs, strict=True)
-            )
-        ]
+    def _sample(self, logits: torch.Tensor, schedule: Schedule) -> tuple[SamplerOutput, dict[int, Exception]]:
+        """A token of each of `schedule.sampled`, and why the others, by their place, have none."""
+        states = self._outputs.sampling_states(schedule.sampled)
+        outputs = list(zip(schedule.sample_rows.tolist(), states, strict=True))
+        try:
+            samples = self._sampler.sample(logits, outputs)
+        except Exception:
+            return self._sample_each(logits, outputs)
+        return samples, {place: RuntimeError(reason) for place, reason in samples.errors.items()}
+
+    def _sample_each(
+        self, logits: torch.Tensor, outputs: list[tuple[int, SamplingState]]
+    ) -> tuple[SamplerOutput, dict[int, Exception]]:
+        """One output after the other, to tell whose it is that cannot be sampled. No draw is lost by a second try."""
+        samples = SamplerOutput([-1] * len(outputs), [None] * len(outputs))
+        errors: dict[int, Exception] = {}
+        for place, output in enumerate(outputs):
+            try:
+                sample = self._sampler.sample(logits, [output])
+            except Exception as error:
+                errors[place] = error
+                continue
+            samples.token_ids[place], samples.logprobs[place] = sample.token_ids[0], sample.logprobs[0]
+            if sample.errors:
+                errors[place] = RuntimeError(sample.errors[0])
+        return samples, errors
 
     def check(self) -> None:
         """Verifies the block pool, the request table and the queues; raises RuntimeError with what is wrong."""

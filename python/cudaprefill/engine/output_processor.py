@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request import FinishReason, Request
+from cudaprefill.engine.sampler import SamplerOutput
 from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.outputs import RequestMetrics, TokenLogprobs
 from cudaprefill.text.text_stream import TextStream
@@ -39,15 +40,22 @@ class OutputProcessor:
         self._outputs: dict[str, Output] = {}
         self._unfinished: dict[str, list[Output]] = {}  # by the id of the request as submitted
 
-    def add(self, request: Request) -> None:
+    def make(self, request: Request) -> list[Output]:
+        """The n outputs of a request, not yet known here."""
         params, request_id = request.sampling_params, request.request_id
         lead = SamplingState(params, request.prompt_token_ids, [], request.eos_token_ids)
-        self._unfinished[request_id] = []
-        for index, member in enumerate((request, *request.siblings)):
-            state = lead.fork(index, []) if index else lead
-            output = Output(request_id, index, member, state, TextStream(self._tokenizer, params))
-            self._outputs[member.request_id] = output
-            self._unfinished[request_id].append(output)
+        return [
+            Output(
+                request_id, index, member, lead.fork(index, []) if index else lead, TextStream(self._tokenizer, params)
+            )
+            for index, member in enumerate((request, *request.siblings))
+        ]
+
+    def add(self, outputs: list[Output]) -> None:
+        """All outputs of one request."""
+        self._unfinished[outputs[0].request_id] = list(outputs)
+        for output in outputs:
+            self._outputs[output.request.request_id] = output
 
     def sampling_states(self, requests: Sequence[Request]) -> list[SamplingState]:
         return [self._outputs[request.request_id].sampling_state for request in requests]
@@ -60,7 +68,29 @@ class OutputProcessor:
                 member.metrics.first_scheduled_time = time
                 member.metrics.num_cached_tokens = request.num_hit_tokens
 
-    def process_token(
+    def process(
+        self, requests: Sequence[Request], samples: SamplerOutput, errors: Mapping[int, Exception], time: float
+    ) -> list[OutputDelta]:
+        """The delta of each of the outputs that were sampled, known at `time`.
+
+        errors: why those at these places have no token; the scheduler has ended them.
+        """
+        deltas: list[OutputDelta] = []
+        error: Exception | None = None
+        for place, request in enumerate(requests):
+            # A request that fails takes along the siblings that depend on it; they follow it.
+            error = errors.get(place, error if request.finish_reason == "error" else None)
+            if error is None:
+                try:
+                    delta = self._process_token(request, samples.token_ids[place], samples.logprobs[place], time)
+                except Exception as of_text:
+                    delta = self._fail(request, of_text, time)
+            else:
+                delta = self._fail(request, error, time)
+            deltas.append(delta)
+        return deltas
+
+    def _process_token(
         self, request: Request, token_id: int, logprobs: TokenLogprobs | None, time: float
     ) -> OutputDelta:
         """A token that the scheduler has committed, and has finished the request with where it was the last one."""
@@ -73,7 +103,9 @@ class OutputProcessor:
         text = ""
         if not ends_by_token or request.sampling_params.include_stop_str_in_output:
             text = stream.push(token_id)
-        if stream.stop_string is not None and not request.finished:
+        if request.finished:
+            text += stream.finish()
+        if stream.stop_string is not None and not ends_by_token:
             self._finish(request, "stop", stream.stop_string)
         delta = OutputDelta(output.request_id, output.index, [token_id], text)
         if logprobs is not None:
@@ -83,30 +115,34 @@ class OutputProcessor:
         if first:
             delta.metrics = metrics
         if request.finished:
-            delta.text += stream.finish()
             self._end(output, delta, time)
-            if stream.stop_string is not None and not ends_by_token:
-                delta.finish_reason, delta.stop_reason = "stop", stream.stop_string
         return delta
 
-    def fail(self, request: Request, error: Exception, time: float) -> OutputDelta:
+    def _fail(self, request: Request, error: Exception, time: float) -> OutputDelta:
         """Ends one output for a fault of its own."""
         output = self._outputs[request.request_id]
-        self._finish(request, "abort", None)
+        self._finish(request, "error", None)
         delta = OutputDelta(output.request_id, output.index, error=error)
         self._end(output, delta, time)
-        delta.finish_reason = "error"
         return delta
 
     def abort(self, request_id: str, time: float) -> list[OutputDelta]:
         """Ends what is left of a request; text that was held comes with the last deltas."""
         deltas = []
         for output in list(self._unfinished.get(request_id, ())):
+            try:
+                text = output.text_stream.finish()
+            except Exception as error:
+                deltas.append(self._fail(output.request, error, time))
+                continue
             self._finish(output.request, "abort", None)
-            delta = OutputDelta(request_id, output.index, text=output.text_stream.finish())
+            delta = OutputDelta(request_id, output.index, text=text)
             self._end(output, delta, time)
             deltas.append(delta)
         return deltas
+
+    def abort_all(self, time: float) -> list[OutputDelta]:
+        return [delta for request_id in list(self._unfinished) for delta in self.abort(request_id, time)]
 
     def _end(self, output: Output, delta: OutputDelta, time: float) -> None:
         output.metrics.finished_time = time

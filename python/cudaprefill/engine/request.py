@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cudaprefill._core import RequestTable
     from cudaprefill.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class RequestState(enum.Enum):
@@ -64,7 +64,7 @@ class Request:
 
     @property
     def number(self) -> int:
-        """Small, and never given to another request of the same scheduler."""
+        """Counts from 1 in the order in which the scheduler got them; never given to another request."""
         return self.order[2]
 
     @property

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from cudaprefill.engine.request import Request
 
 
-class RequestRows(NamedTuple):
-    """What a queue held at one moment."""
+class RequestRows:
+    """What a queue held at one moment; all of it is made once, however many steps it lasts."""
 
-    requests: tuple[Request, ...]
-    rows: NDArray[np.int32]  # of the request table
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self.rows: NDArray[np.int32] = np.array([request.row for request in requests], np.int32)  # of the request table
+
+    @cached_property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(request.request_id for request in self.requests)
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(request.number for request in self.requests)
 
 
 class RequestQueue:
@@ -52,8 +62,7 @@ class RequestQueue:
     def snapshot(self) -> RequestRows:
         """Built anew only after a change, so that a step costs nothing per request."""
         if self._snapshot is None:
-            rows = np.fromiter((request.row for request in self._requests), dtype=np.int32, count=len(self))
-            self._snapshot = RequestRows(tuple(self._requests), rows)
+            self._snapshot = RequestRows(self._requests)
         return self._snapshot
 
     def __len__(self) -> int:

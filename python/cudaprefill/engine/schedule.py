@@ -41,7 +41,7 @@ class BatchArrays(NamedTuple):
 
 @dataclass(eq=False)
 class Schedule:
-    """Decodes first, then chunks; what `commit` fills in is empty until then."""
+    """Decodes first, then chunks; what `end_step` fills in is empty until then."""
 
     number: int  # counts from 1
     token_budget: int
@@ -53,12 +53,12 @@ class Schedule:
     sample_rows: NDArray[np.int64]  # [len(sampled)]: the row of the logits each token is drawn from
     num_waiting: int
     waiting_for: str  # what the head of the waiting queue lacks: "seats: ...", "blocks: ...", "budget", or ""
+    predicted_duration: float | None = None  # seconds; None while nothing is known
 
     finished: list[Request] = field(default_factory=list)
     num_blocks_taken: int = 0
     num_blocks_freed: int = 0
     num_blocks_evicted: int = 0
-    block_changes: NDArray[np.int32] | None = None  # [C, 2]: BlockChangeKind and block, if recorded
     evicted_hashes: NDArray[np.uint64] | None = None  # of prefixes, if recorded
 
     @property

@@ -15,9 +15,10 @@ from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
+from cudaprefill.protocol.telemetry import PoolTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,7 +29,7 @@ MIN_CHUNK = 64
 class Scheduler:
     """Owns the block pool and the request table. Not thread-safe: the engine's thread calls it.
 
-    A step is `schedule`, `build`, the model, `commit`; requests come and go between and during steps.
+    A step is `schedule`, `build`, the model, `commit`, `end_step`; requests come and go between and during steps.
 
     on_event: is told what happens to requests; nothing is built for it when it is None.
     clock: seconds, for the events only: no decision depends on time.
@@ -56,7 +57,7 @@ class Scheduler:
         self._builder = _core.BatchBuilder(
             self.table, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
         )
-        self._on_event = on_event
+        self.on_event = on_event
         self._clock = clock
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
@@ -67,11 +68,12 @@ class Scheduler:
             RequestState.PREFILLING: self._prefilling,
             RequestState.DECODING: self._decoding,
         }
-        self._arrivals = itertools.count()
+        self._arrivals = itertools.count(1)
         self._step = 0
         self._in_flight: Schedule | None = None
+        self._ended_in_step: dict[Request, RequestTokens | None] | None = None  # from commit to end_step
+        self._event_time: float | None = None  # of what a step does; None: now
         self._block_totals = (0, 0, 0)
-        self._recording_blocks = False
         self._recording_prefixes = False
 
     # --- Requests come and go ---
@@ -139,8 +141,14 @@ class Scheduler:
             self.finish(request, "abort")
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """Ends a request at any moment; does nothing if it has ended. Its tokens of the step in flight are dropped."""
+        """Ends a request at any moment. Its tokens of the step in flight are dropped.
+
+        Does nothing if it has ended; but until the end of the step whose token ended it, the reason can still be
+        mended: the last token allowed may complete a stop string.
+        """
         if self._requests.get(request.request_id) is not request:
+            if self._ended_in_step is not None and request in self._ended_in_step:
+                request.finish_reason, request.stop_reason = reason, stop_reason
             return
         for sibling in request.unforked_siblings:
             self.finish(sibling, reason, stop_reason)
@@ -153,13 +161,10 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
         del self._requests[request.request_id]
-        self._tell(
-            RequestEventKind.FINISHED,
-            request,
-            reason=reason,
-            num_output_tokens=request.num_output_tokens,
-            tokens=tokens,
-        )
+        if self._ended_in_step is None:
+            self._tell_finished(request, tokens)
+        else:
+            self._ended_in_step[request] = tokens
 
     def _refuse_id_in_use(self, request: Request) -> None:
         ids = [member.request_id for member in (request, *request.siblings)]
@@ -169,16 +174,17 @@ class Scheduler:
 
     # --- A step ---
 
-    def schedule(self) -> Schedule | None:
+    def schedule(self, now: float | None = None) -> Schedule | None:
         """Decides the next step and takes the blocks for it; None when there is nothing to do.
 
-        The step is in flight until `commit` or `discard`.
+        The step is in flight until `end_step` or `discard`. `now` is the time of its start, by the clock if not given.
         """
         if self._in_flight is not None:
-            raise RuntimeError(f"step {self._in_flight.number} is in flight: commit or discard it first")
+            raise RuntimeError(f"step {self._in_flight.number} is in flight: end or discard it first")
         if not self.has_work():
             return None
         self._step += 1
+        self._event_time = self._clock() if now is None else now
         self.pool.set_step(self._step)
         preempted: list[Request] = []
         decodes = self._schedule_decodes(preempted)
@@ -201,6 +207,7 @@ class Scheduler:
             num_waiting=len(self._waiting),
             waiting_for=waiting_for,
         )
+        self._event_time = None
         return self._in_flight
 
     def _schedule_decodes(self, preempted: list[Request]) -> RequestRows:
@@ -300,15 +307,31 @@ class Scheduler:
         arrays = self._builder.build(schedule.decodes.rows, schedule.chunk_rows)
         return BatchArrays(*arrays, num_decodes=len(schedule.decodes.requests))
 
-    def commit(self, schedule: Schedule, sampled_token_ids: Sequence[int] | NDArray[np.integer]) -> list[Request]:
-        """Takes the token of each of `schedule.sampled`, after the step's KV was written. Returns who finished.
+    def commit(
+        self,
+        schedule: Schedule,
+        sampled_token_ids: Sequence[int] | NDArray[np.integer],
+        now: float | None = None,
+        failed: Iterable[int] = (),
+    ) -> None:
+        """Takes the token of each of `schedule.sampled`, after the step's KV was written. `end_step` must follow.
 
         Raises ValueError when the number of tokens is wrong. Requests that ended in flight are passed over.
+
+        now: when the tokens were known, by the clock if not given.
+        failed: places in `schedule.sampled` that have no token; they end with "error", and with a request the siblings
+            that still depend on it.
         """
         self._require_in_flight(schedule)
+        if self._ended_in_step is not None:
+            raise RuntimeError(f"step {schedule.number} was committed already")
         tokens = np.asarray(sampled_token_ids, dtype=np.int64)
         if tokens.shape != (len(schedule.sampled),):
             raise ValueError(f"sampled_token_ids has shape {tokens.shape}, expected ({len(schedule.sampled)},)")
+        self._event_time = self._clock() if now is None else now
+        self._ended_in_step = {}
+        for place in failed:
+            self.finish(schedule.sampled[place], "error")
         self.table.complete(np.concatenate((schedule.decodes.rows, schedule.chunk_rows)))
         for chunk in schedule.chunks:
             if not chunk.request.finished:
@@ -320,9 +343,16 @@ class Scheduler:
             by_length = end.reason == _core.FinishReason.LENGTH
             stop_token = end.token if end.reason == _core.FinishReason.STOP_TOKEN else None
             self.finish(request, "length" if by_length else "stop", stop_token)
-            schedule.finished.append(request)
-        self._end_step(schedule)
-        return schedule.finished
+
+    def end_step(self, schedule: Schedule) -> None:
+        """After `commit`, and after all who may still end a request because of its token have done so."""
+        self._require_in_flight(schedule)
+        if self._ended_in_step is None:
+            raise RuntimeError(f"step {schedule.number} must be committed before it ends")
+        schedule.finished = list(self._ended_in_step)
+        for request, tokens in self._ended_in_step.items():
+            self._tell_finished(request, tokens)
+        self._close_step(schedule)
 
     def _complete_chunk(self, chunk: Chunk) -> None:
         """Where the prefill ends, the request and its siblings go on as decodes that share all blocks so far."""
@@ -342,28 +372,31 @@ class Scheduler:
                 self._tell(RequestEventKind.FIRST_TOKEN, member)
 
     def discard(self, schedule: Schedule) -> list[Request]:
-        """Ends a step that failed: none of its tokens count and its requests are aborted. Returns these."""
+        """Ends a step that failed: its tokens do not count, and its requests end with "error". Returns these."""
         self._require_in_flight(schedule)
+        self._event_time = None
+        for request, tokens in (self._ended_in_step or {}).items():
+            schedule.finished.append(request)
+            self._tell_finished(request, tokens)
+        self._ended_in_step = None
         members = (*schedule.decodes.requests, *(chunk.request for chunk in schedule.chunks))
         for request in members:
             if not request.finished:
                 schedule.finished += [request, *request.unforked_siblings]
-                self.finish(request, "abort")
-        self._end_step(schedule)
+                self.finish(request, "error")
+        self._close_step(schedule)
         return schedule.finished
 
-    def _end_step(self, schedule: Schedule) -> None:
+    def _close_step(self, schedule: Schedule) -> None:
         self.table.end_step()
         before = self._block_totals
         self._block_totals = (self.pool.num_taken, self.pool.num_freed, self.pool.num_evicted)
         schedule.num_blocks_taken, schedule.num_blocks_freed, schedule.num_blocks_evicted = (
             now - then for now, then in zip(self._block_totals, before, strict=True)
         )
-        if self._recording_blocks:
-            schedule.block_changes = self.pool.take_changes()
         if self._recording_prefixes:
             schedule.evicted_hashes = self.pool.take_evictions()
-        self._in_flight = None
+        self._in_flight = self._ended_in_step = self._event_time = None
 
     def _require_in_flight(self, schedule: Schedule) -> None:
         if schedule is not self._in_flight:
@@ -372,9 +405,35 @@ class Scheduler:
     # --- What can be seen ---
 
     def record_blocks(self, wanted: bool) -> None:
-        """Whether each step says which blocks changed (`Schedule.block_changes`)."""
-        self._recording_blocks = wanted
+        """Whether `take_block_changes` has anything to tell; what happened before is forgotten."""
         self.pool.record_changes(wanted)
+
+    def take_block_changes(self) -> NDArray[np.int32]:
+        """[C, 3]: block, its BlockState now, and 1 if its prefix was evicted in between, else 0.
+
+        For each block whose state is not what it was at the last call, or that was evicted since. Nothing is missed,
+        be it between two steps or without any; nothing is told unless it is recorded.
+        """
+        return self.pool.take_changes()
+
+    def block_tables(self) -> dict[int, NDArray[np.int32]]:
+        """Of each request that holds blocks, by its number: the physical ids of its logical blocks."""
+        requests = [request for request in self._requests.values() if request.row >= 0]
+        tables = self.table.block_tables(_rows_of(requests))
+        return {request.number: table for request, table in zip(requests, tables, strict=True) if len(table)}
+
+    def pool_totals(self) -> PoolTotals:
+        """To be asked for between two steps."""
+        pool = self.pool
+        return PoolTotals(
+            free=pool.num_free,
+            cached=pool.num_cached,
+            used=pool.num_used,
+            taken=pool.num_taken,
+            freed=pool.num_freed,
+            evicted=pool.num_evicted,
+            used_tokens=self.table.count_used_tokens(),
+        )
 
     def record_prefixes(self, wanted: bool) -> None:
         """Whether events say what a request's tokens are (`RequestEvent.tokens`), and steps which prefixes gave way."""
@@ -387,7 +446,7 @@ class Scheduler:
         return [request.request_id for request in self._requests.values() if request.row in rows]
 
     def step_event(self, schedule: Schedule, start: float, duration: float) -> StepEvent:
-        """The event of a committed step. It costs a little per request, so make one only for a listener."""
+        """The event of a step that has ended. It costs a little per request, so make one only for a listener."""
         return StepEvent.of(schedule, self.pool, start, duration)
 
     def reset_prefix_cache(self) -> None:
@@ -428,10 +487,20 @@ class Scheduler:
         **fields: Any,
     ) -> None:
         """`fields`: those of RequestEvent that the kind names."""
-        if self._on_event is None:
+        if self.on_event is None:
             return
-        now = self._clock() if time is None else time
-        self._on_event(RequestEvent(kind, request.request_id, now, self._step, number=request.number, **fields))
+        if time is None:
+            time = self._clock() if self._event_time is None else self._event_time
+        self.on_event(RequestEvent(kind, request.request_id, time, self._step, number=request.number, **fields))
+
+    def _tell_finished(self, request: Request, tokens: RequestTokens | None) -> None:
+        self._tell(
+            RequestEventKind.FINISHED,
+            request,
+            reason=request.finish_reason,
+            num_output_tokens=request.num_output_tokens,
+            tokens=tokens,
+        )
 
 
 def _rows_of(requests: Sequence[Request]) -> NDArray[np.int32]:

@@ -48,11 +48,11 @@ class RequestEvent:
     start: int = 0  # CHUNK: the first token
     length: int = 0  # CHUNK: how many tokens
     hit_tokens: int = 0  # SCHEDULED, and the CHUNK that follows: tokens before it found in the prefix index
-    reason: str = ""  # FINISHED: "stop", "length" or "abort"
-    number: int = 0  # every kind: small, and never given to another request of this engine
+    reason: str = ""  # FINISHED: "stop", "length", "abort" or "error"
+    number: int = 0  # every kind: the request's, from 1 on and never given to another one of this engine
     priority: int = 0  # ARRIVED
     num_prompt_tokens: int = 0  # ARRIVED
-    max_tokens: int | None = None  # ARRIVED
+    max_tokens: int | None = None  # ARRIVED: None where only the context bounds the output
     num_output_tokens: int = 0  # FINISHED
     tokenized: float | None = None  # QUEUED: when its prompt was tokens, seconds; None if nobody said
     tokens: RequestTokens | None = None  # ARRIVED, FINISHED: if prefixes are recorded and it has tokens of its own
@@ -67,6 +67,7 @@ class ChunkSpan:
     length: int
     hit_tokens: int
     is_last: bool
+    number: int = 0  # the request's
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class StepEvent:
     decode_ids: tuple[str, ...]
     chunks: tuple[ChunkSpan, ...]
     preempted_ids: tuple[str, ...]
-    finished_ids: tuple[str, ...]  # by a token of this step; stop strings and aborts come as RequestEvents only
+    finished_ids: tuple[str, ...]  # by a token of this step, or an error; aborts come as RequestEvents only
     num_waiting: int
     waiting_for: str  # what the head of the waiting queue lacked: "seats: ...", "blocks: ...", "budget", or ""
     num_blocks_taken: int  # since the step before
@@ -90,22 +91,25 @@ class StepEvent:
     num_free_blocks: int  # after the step
     num_cached_blocks: int
     num_used_blocks: int
-    block_changes: NDArray[np.int32] | None  # [C, 2]: BlockChangeKind and block in order, if recorded
     evicted_hashes: NDArray[np.uint64] | None = None  # of prefixes that gave way since the step before, if recorded
+    decode_numbers: tuple[int, ...] = ()
+    preempted_numbers: tuple[int, ...] = ()
+    finished_numbers: tuple[int, ...] = ()
+    predicted_duration: float | None = None  # seconds, as the scheduler expected; None while it cannot tell
 
     @classmethod
     def of(cls, schedule: Schedule, pool: BlockPool, start: float, duration: float) -> StepEvent:
-        """The event of a step that was just committed."""
+        """The event of a step that has just ended."""
         return cls(
             number=schedule.number,
             start=start,
             duration=duration,
             token_budget=schedule.token_budget,
             num_tokens=schedule.num_tokens,
-            decode_ids=tuple(request.request_id for request in schedule.decodes.requests),
+            decode_ids=schedule.decodes.ids,
             chunks=tuple(
-                ChunkSpan(chunk.request.request_id, chunk.start, chunk.length, chunk.hit_tokens, chunk.is_last)
-                for chunk in schedule.chunks
+                ChunkSpan(request.request_id, start, length, hit_tokens, is_last, request.number)
+                for request, start, length, hit_tokens, is_last in schedule.chunks
             ),
             preempted_ids=tuple(request.request_id for request in schedule.preempted),
             finished_ids=tuple(request.request_id for request in schedule.finished),
@@ -117,6 +121,9 @@ class StepEvent:
             num_free_blocks=pool.num_free,
             num_cached_blocks=pool.num_cached,
             num_used_blocks=pool.num_used,
-            block_changes=schedule.block_changes,
             evicted_hashes=schedule.evicted_hashes,
+            decode_numbers=schedule.decodes.numbers,
+            preempted_numbers=tuple(request.number for request in schedule.preempted),
+            finished_numbers=tuple(request.number for request in schedule.finished),
+            predicted_duration=schedule.predicted_duration,
         )
