@@ -10,11 +10,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cudaprefill.errors import EngineDeadError
-from cudaprefill.server import chat_completions, health, model_list
+from cudaprefill.server import chat_completions, completions, health, model_list, tokenization
 from cudaprefill.server.auth import ApiKeyMiddleware
 from cudaprefill.server.errors import ApiError, on_api_error, on_failure, on_http_exception
 from cudaprefill.server.state import ServerState
 
+ENDPOINTS = (completions, chat_completions, model_list, tokenization, health)
 ALWAYS_ANSWERED = frozenset({"/metrics", "/version"})  # while the server shuts down, too
 
 
@@ -24,7 +25,7 @@ def create_app(state: ServerState) -> Starlette:
     if state.config.api_keys:
         middleware.insert(0, Middleware(ApiKeyMiddleware, api_keys=state.config.api_keys))
     app = Starlette(
-        routes=[*health.routes, *model_list.routes, *chat_completions.routes],
+        routes=[route for module in ENDPOINTS for route in module.routes],
         middleware=middleware,
         exception_handlers={
             ApiError: on_api_error,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from cudaprefill.protocol.codec import ProtocolError, parse_object
@@ -27,7 +27,7 @@ async def read_model(request: Request, model: type[Model]) -> Model:
     body = await read_body(request, state.config.max_body_size)
     if len(body) <= SMALL_BODY:
         return parse_model(body, model)
-    return await asyncio.get_running_loop().run_in_executor(state.threads, parse_model, body, model)
+    return await state.off_the_loop(parse_model, body, model)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -75,10 +75,15 @@ def validate(fields: dict[str, Any], model: type[Model]) -> Model:
     try:
         return model.model_validate({name: value for name, value in fields.items() if value is not None}, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = first["loc"]
-        param = str(place[0]) if place else None
-        reason = first["msg"][0].lower() + first["msg"][1:]
-        if first["type"] == "missing":
-            raise ApiError(400, f"{param} is missing", param=param) from None
-        raise ApiError(400, f"{'.'.join(map(str, place))}: {reason}, got {show(first['input'])}", param=param) from None
+        raise _as_api_error(error.errors(include_url=False)[0]) from None
+
+
+def _as_api_error(error: ErrorDetails) -> ApiError:
+    place = error["loc"]
+    param = str(place[0]) if place else None
+    if error["type"] == "missing":
+        return ApiError(400, f"{param} is missing", param=param)
+    if error["type"] == "value_error":  # raised by a validator of our own
+        return ApiError(400, f"{param} {error['ctx']['error']}", param=param)
+    reason = error["msg"][0].lower() + error["msg"][1:]
+    return ApiError(400, f"{'.'.join(map(str, place))}: {reason}, got {show(error['input'])}", param=param)

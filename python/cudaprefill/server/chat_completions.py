@@ -8,15 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import Field
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from cudaprefill.outputs import CompletionOutput
+from cudaprefill.outputs import CompletionOutput, RequestOutput
 from cudaprefill.sampling_params import SamplingParams
-from cudaprefill.server.body import read_model
-from cudaprefill.server.disconnect import until_gone
-from cudaprefill.server.errors import as_api_error
+from cudaprefill.server.endpoint import json_endpoint
 from cudaprefill.server.generation import Generation, PromptDelta
 from cudaprefill.server.logprob_fields import chat_logprobs
 from cudaprefill.server.model_list import require_model
@@ -57,25 +54,14 @@ class ChatCompletionRequest(SamplingFields):
 class ChatAnswer:
     """Writes the answer to one request, whole or in events."""
 
-    def __init__(self, state: ServerState, fields: ChatCompletionRequest, request_id: str, model: str) -> None:
+    def __init__(self, fields: ChatCompletionRequest, request_id: str, created: int, model: str) -> None:
         self._fields = fields
         self._num_top = fields.top_logprobs or 0
-        self._created = state.now()
-        self._request_id = request_id
-        self._model = model
-        begin = {"id": request_id, "object": "chat.completion.chunk", "created": self._created, "model": model}
-        self._begin = f"data: {json.dumps(begin)[:-1]}, "
+        self._head = {"id": request_id, "created": created, "model": model}
 
-    def whole(self, generation: Generation) -> dict[str, object]:
-        (output,) = generation.outputs
-        return {
-            "id": self._request_id,
-            "object": "chat.completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [self._choice(each) for each in output.outputs],
-            "usage": usage([output]),
-        }
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, object]:
+        choices = [self._choice(each) for output in outputs for each in output.outputs]
+        return {"object": "chat.completion", **self._head, "choices": choices, "usage": usage(outputs)}
 
     def _choice(self, output: CompletionOutput) -> dict[str, object]:
         return {
@@ -88,6 +74,7 @@ class ChatAnswer:
 
     async def events(self, generation: Generation, deltas: AsyncIterator[PromptDelta]) -> AsyncIterator[bytes]:
         """One event a delta: the role comes with the first text, so that the first event carries a token."""
+        begin = f"data: {json.dumps({'object': 'chat.completion.chunk', **self._head})[:-1]}, "
         started: set[int] = set()
         continuous = self._fields.continuous_usage
         no_usage = ', "usage": null' if self._fields.include_usage else ""
@@ -100,20 +87,11 @@ class ChatAnswer:
                 end = f'{json.dumps(delta.finish_reason)}, "stop_reason": {json.dumps(delta.stop_reason)}'
             used = f', "usage": {json.dumps(usage(generation.outputs))}' if continuous else no_usage
             yield (
-                f'{self._begin}"choices": [{{"index": {delta.index}, "delta": {{{role}"content": '
+                f'{begin}"choices": [{{"index": {delta.index}, "delta": {{{role}"content": '
                 f'{json.dumps(delta.text)}}}, "logprobs": {logprobs}, "finish_reason": {end}}}]{used}}}\n\n'
             ).encode()
         if self._fields.include_usage:
-            yield f'{self._begin}"choices": [], "usage": {json.dumps(usage(generation.outputs))}}}\n\n'.encode()
-
-
-async def create_chat_completion(request: Request) -> Response:
-    state: ServerState = request.app.state.server
-    fields = await read_model(request, ChatCompletionRequest)
-    try:
-        return await until_gone(request.receive, _answer(state, fields))
-    except Exception as error:
-        raise as_api_error(error, [*type(fields).model_fields]) from error
+            yield f'{begin}"choices": [], "usage": {json.dumps(usage(generation.outputs))}}}\n\n'.encode()
 
 
 async def _answer(state: ServerState, fields: ChatCompletionRequest) -> Response:
@@ -129,11 +107,12 @@ async def _answer(state: ServerState, fields: ChatCompletionRequest) -> Response
         cache_salt=fields.cache_salt,
     )
     generation = await Generation.submit(state, [submission])
-    answer = ChatAnswer(state, fields, request_id, model)
+    answer = ChatAnswer(fields, request_id, state.now(), model)
     if fields.stream:
         return EventStream(answer.events(generation, await generation.started()), generation.abort)
-    await generation.wait()
-    return JSONResponse(answer.whole(generation))
+    return JSONResponse(answer.whole(await generation.wait()))
 
 
-routes: list[BaseRoute] = [Route("/v1/chat/completions", create_chat_completion, methods=["POST"])]
+routes: list[BaseRoute] = [
+    Route("/v1/chat/completions", json_endpoint(ChatCompletionRequest, _answer), methods=["POST"])
+]

@@ -30,9 +30,10 @@ def _chat_entry(logprob: Logprob) -> dict[str, object]:
 class CompletionLogprobs:
     """The `logprobs` of a completion choice, piece by piece: `text_offset` counts from the start of its text."""
 
-    def __init__(self, num_top: int) -> None:
+    def __init__(self, num_top: int, offset: int) -> None:
+        """`offset`: characters of the text before the first token."""
         self._num_top = num_top
-        self._offset = 0
+        self._offset = offset
 
     def take(self, tokens: Sequence[TokenLogprobs | None]) -> dict[str, object]:
         """Of the next tokens; None stands for the first token of a prompt, which has none before it to follow from."""

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from cudaprefill.async_engine import AsyncEngine
 from cudaprefill.engine.factory import EngineParts
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS = 0.1  # how often the engine is looked at
 ABORT_SECONDS = 5.0  # after the abort at a shutdown, for clients to be told
 
+Result = TypeVar("Result")
 EngineListener = Callable[[AsyncEngine], None]
 
 
@@ -61,6 +63,10 @@ class ServerState:
         if self._engine.error is not None:
             raise EngineDeadError(f"the engine has stopped: {self._engine.error!r}")
         return self._engine
+
+    async def off_the_loop(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """What `work` returns or raises, from one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
 
     @staticmethod
     def now() -> int:

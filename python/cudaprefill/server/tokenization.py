@@ -1,0 +1,87 @@
+"""`/tokenize` and `/detokenize`, with vLLM's fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from cudaprefill.async_engine import AsyncEngine
+from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.model_list import require_model
+from cudaprefill.server.state import ServerState
+
+
+class TokenizeRequest(BaseModel):
+    """Either a prompt or messages."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = Field(True, description="of a prompt: what the tokenizer puts around it, as BOS")
+    add_generation_prompt: bool = Field(True, description="of messages: open the answer")
+    continue_final_message: bool = Field(False, description="of messages: leave the last one open")
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def _tokenize(state: ServerState, fields: TokenizeRequest) -> Response:
+    require_model(state, fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise ValueError("prompt or messages must be given, one of the two")
+    return _json(await state.off_the_loop(_tokens, state.engine, fields))
+
+
+def _tokens(engine: AsyncEngine, fields: TokenizeRequest) -> bytes:
+    tokenizer = engine.tokenizer
+    if fields.prompt is not None:
+        tokens = tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens)
+    else:
+        tokens = tokenizer.encode_chat(
+            fields.messages or [],
+            add_generation_prompt=fields.add_generation_prompt and not fields.continue_final_message,
+            continue_final_message=fields.continue_final_message,
+        )
+    strings = [tokenizer.backend.id_to_token(token) for token in tokens] if fields.return_token_strs else None
+    return json.dumps(
+        {
+            "count": len(tokens),
+            "max_model_len": engine.info.max_model_len,
+            "tokens": tokens,
+            "token_strs": strings,
+        }
+    ).encode()
+
+
+async def _detokenize(state: ServerState, fields: DetokenizeRequest) -> Response:
+    require_model(state, fields.model)
+    return _json(await state.off_the_loop(_text, state.engine, fields))
+
+
+def _text(engine: AsyncEngine, fields: DetokenizeRequest) -> bytes:
+    vocab_size = engine.tokenizer.vocab_size
+    for place, token in enumerate(fields.tokens):
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"tokens[{place}] is {token}, but the vocabulary has {vocab_size} tokens")
+    return json.dumps({"prompt": engine.tokenizer.decode(fields.tokens, skip_special_tokens=False)}).encode()
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+routes: list[BaseRoute] = [
+    Route("/tokenize", json_endpoint(TokenizeRequest, _tokenize), methods=["POST"]),
+    Route("/detokenize", json_endpoint(DetokenizeRequest, _detokenize), methods=["POST"]),
+]
