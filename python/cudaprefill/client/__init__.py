@@ -2,5 +2,17 @@
 
 from cudaprefill.client.connection import Backoff
 from cudaprefill.client.errors import ClientError, ConnectionFailedError, ConnectionLostError, ServerError
+from cudaprefill.client.responses import AsyncClient, ResponseStream
+from cudaprefill.client.sync_client import Client, SyncResponseStream
 
-__all__ = ["Backoff", "ClientError", "ConnectionFailedError", "ConnectionLostError", "ServerError"]
+__all__ = [
+    "AsyncClient",
+    "Backoff",
+    "Client",
+    "ClientError",
+    "ConnectionFailedError",
+    "ConnectionLostError",
+    "ResponseStream",
+    "ServerError",
+    "SyncResponseStream",
+]

@@ -63,6 +63,10 @@ class ControlTokens:
         respelled = self._pattern.sub(lambda match: self._other_spelling[match[0]], rendered)
         return respelled.replace(self._mark, "")
 
+    def begins_with_control_token(self, respelled: str) -> bool:
+        """Of a rendered chat, or a part of one, after `respell`."""
+        return any(respelled.startswith(spelling) for spelling in self._other_spelling.values())
+
     def respelled_backend(self, backend: Backend) -> Backend:
         """A tokenizer like `backend` that knows control tokens by their other spelling only."""
         content = json.loads(backend.to_str())

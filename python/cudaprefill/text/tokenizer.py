@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -86,6 +87,36 @@ class Tokenizer:
             return self.encode(rendered, add_special_tokens=False)
         text = self._control_tokens.respell(rendered)
         return self.encode(text, add_special_tokens=False, parse_control_tokens=False)
+
+    def encode_next_turn(
+        self,
+        messages: Sequence[Message],
+        *,
+        answer: int,
+        known_token_ids: Sequence[int],
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The token ids of a chat that goes on, beginning with those that its prefix was computed with.
+
+        answer: `messages[answer]` is what a model said last; what comes behind it is new.
+        known_token_ids: of the chat up to and with that answer, without the token that ended it. A model does not
+            always write text the way a tokenizer would, so encoding the text again might find little in the prefix
+            cache.
+
+        Where the template writes an answer in another way than it opens one, or does not close it with a control
+        token (at which tokenizers start anew), the whole chat is encoded as by `encode_chat`. Raises ValueError as that.
+        """
+        checked = check_messages(messages)
+        guarded = self._control_tokens.guard(checked)
+        seam = f"\ue004{secrets.token_hex(8)}\ue005"
+        opened = self.chat_template.render(guarded[:answer], add_generation_prompt=True)
+        marked = [*guarded[:answer], {**guarded[answer], "content": seam}, *guarded[answer + 1 :]]
+        rendered = self.chat_template.render(marked, add_generation_prompt=add_generation_prompt)
+        before, _, behind = rendered.partition(seam)
+        behind = self._control_tokens.respell(behind)
+        if before == opened and seam not in behind and self._control_tokens.begins_with_control_token(behind):
+            return [*known_token_ids, *self.encode(behind, add_special_tokens=False, parse_control_tokens=False)]
+        return self.encode_chat(messages, add_generation_prompt=add_generation_prompt)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids that the tokenizer does not know are left out."""

@@ -1,0 +1,86 @@
+"""From a request, and the turn that it goes on from, to the messages and the token ids of its prompt."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from cudaprefill.protocol.codec import ProtocolError
+from cudaprefill.protocol.responses import InputMessage, Response, ResponseCreate
+from cudaprefill.server.responses.store import StoredTurn
+from cudaprefill.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn that is about to run.
+
+    messages: the conversation up to here, without instructions.
+    known, num_known: as in StoredTurn, of the turn before.
+    """
+
+    messages: tuple[dict[str, str], ...]
+    instructions: str | None
+    prompt_token_ids: list[int]
+    known: array[int]
+    num_known: int
+
+    def answered(self, response: Response, token_ids: list[int], stop_reason: int | str | None) -> StoredTurn:
+        """With the answer behind it.
+
+        token_ids: all that the model gave; stop_reason: as the engine says, the token or the string that ended it.
+        """
+        messages = (*self.messages, {"role": "assistant", "content": response.output_text})
+        if isinstance(stop_reason, str):  # the tokens say more than the text does
+            return StoredTurn(response, messages, self.instructions)
+        ended_by_token = response.status == "completed"
+        kept = token_ids[:-1] if ended_by_token else token_ids
+        known = array("i", self.prompt_token_ids)
+        known.extend(kept)
+        return StoredTurn(response, messages, self.instructions, known, len(messages))
+
+    def prepared(self, response: Response) -> StoredTurn:
+        """Without an answer, as `generate: false` leaves it."""
+        return StoredTurn(response, self.messages, self.instructions, self.known, self.num_known)
+
+
+def take_turn(tokenizer: Tokenizer, create: ResponseCreate, previous: StoredTurn | None) -> Turn:
+    """Renders and tokenizes: work for a thread. Raises ValueError saying what is wrong with the messages.
+
+    The prompt begins with the very tokens of the turn before wherever the template and equal instructions allow it, so
+    that all their KV is found again.
+    """
+    earlier = () if previous is None else previous.messages
+    messages = (*earlier, *_messages(create))
+    instructions = create.instructions or None
+    prepares = create.generate is False
+    nothing_new = create.input is None and (not earlier or earlier[-1]["role"] == "assistant")
+    if nothing_new and not (prepares and instructions):
+        raise ProtocolError("input is missing", "input")
+    system = [] if instructions is None else [{"role": "system", "content": instructions}]
+    if previous is not None and previous.num_known and previous.instructions == instructions:
+        known, num_known = previous.known_token_ids, previous.num_known
+        token_ids = tokenizer.encode_next_turn(
+            [*system, *messages],
+            answer=len(system) + num_known - 1,
+            known_token_ids=known,
+            add_generation_prompt=not prepares,
+        )
+    else:
+        known, num_known = array("i"), 0
+        token_ids = tokenizer.encode_chat([*system, *messages], add_generation_prompt=not prepares)
+    return Turn(messages, instructions, token_ids, known, num_known)
+
+
+def _messages(create: ResponseCreate) -> list[dict[str, str]]:
+    if create.input is None:
+        return []
+    if isinstance(create.input, str):
+        return [{"role": "user", "content": create.input}]
+    return [{"role": message.role, "content": _text(message)} for message in create.input]
+
+
+def _text(message: InputMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part.text for part in message.content)

@@ -1,0 +1,213 @@
+"""Runs responses: from a request to the engine, and from its tokens to events. HTTP and websockets share it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from starlette.requests import HTTPConnection
+
+from cudaprefill.engine.output_delta import OutputDelta
+from cudaprefill.engine.request_stream import AsyncRequestStream
+from cudaprefill.protocol.responses import Response, ResponseCreate, ResponseEvent
+from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.server.errors import ApiError
+from cudaprefill.server.model_list import require_model
+from cudaprefill.server.responses.conversation import Turn, take_turn
+from cudaprefill.server.responses.errors import response_error
+from cudaprefill.server.responses.events import EventSequence, new_response, usage_of
+from cudaprefill.server.responses.store import ResponseStore, StoredTurn, find_turn
+from cudaprefill.server.state import ServerState
+
+# Of ResponseCreate, under the names that SamplingParams has for them.
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+)
+
+
+class ResponsesService:
+    """The responses of one server: those that run, and those that are kept."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        self.running: dict[str, RunningResponse] = {}
+        self.store = ResponseStore(state.config.max_stored_responses, state.config.max_stored_response_bytes)
+
+    @classmethod
+    def of(cls, connection: HTTPConnection) -> ResponsesService:
+        """The one of the application that `connection` came to."""
+        shared = connection.app.state
+        if not hasattr(shared, "responses"):
+            shared.responses = cls(shared.server)
+        service: ResponsesService = shared.responses
+        return service
+
+    def start(self, create: ResponseCreate, session_store: ResponseStore | None = None) -> RunningResponse:
+        """Raises ApiError. The caller must `close` what it gets.
+
+        session_store: keeps what is not to be kept for everybody (`store: false`), for as long as a connection lasts.
+        """
+        response = new_response(create, require_model(self.state, create.model))
+        return RunningResponse(self, create, response, session_store)
+
+    def find(self, response_id: str, session_store: ResponseStore | None) -> StoredTurn:
+        """Raises ApiError with OpenAI's code for a turn that cannot be gone on from."""
+        stores = [self.store] if session_store is None else [session_store, self.store]
+        turn = find_turn(response_id, stores)
+        if turn is None:
+            reason = "is still running" if response_id in self.running else "is not found"
+            raise ApiError(
+                400,
+                f"the previous response {response_id!r} {reason}",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return turn
+
+
+class RunningResponse:
+    """One response on its way, from the moment its request came in.
+
+    id: the engine's request id too.
+    error: what made it fail.
+    ended: no event follows.
+    """
+
+    def __init__(
+        self,
+        service: ResponsesService,
+        create: ResponseCreate,
+        response: Response,
+        session_store: ResponseStore | None,
+    ) -> None:
+        self.id = response.id
+        self._service = service
+        self._create = create
+        self._session_store = session_store
+        self.error: Exception | None = None
+        self.ended = asyncio.Event()
+        self._arrival = time.monotonic()
+        self._params = _sampling_params(create)
+        self._sequence = EventSequence(response, create.stream_id)
+        self._stream: AsyncRequestStream | None = None
+        self._cancelled = False
+        self._admission = contextlib.ExitStack()
+        self._admission.enter_context(service.state.admit())
+        service.running[self.id] = self
+
+    @property
+    def response(self) -> Response:
+        """As the latest event told it."""
+        return self._sequence.response
+
+    def cancel(self) -> None:
+        """The events go on to the last one, which says "cancelled". Harmless when it has ended."""
+        self._cancelled = True
+        if self._stream is not None:
+            self._stream.abort()
+
+    def close(self) -> None:
+        """Ends the work, wherever it is; whoever started the response calls it when no more events are wanted."""
+        self.cancel()
+        self._service.running.pop(self.id, None)
+        self._admission.close()
+        self.ended.set()
+
+    async def events(self) -> AsyncIterator[ResponseEvent]:
+        """Raises ValueError, ApiError, QueueFullError or EngineDeadError before the first event, never later."""
+        turn, stream = await self._submit()
+        deltas = stream.merged()
+        first = asyncio.ensure_future(anext(deltas, None))
+        try:
+            await self._until_admitted(first)
+            for event in self._sequence.begin():
+                yield event
+            delta = await first
+            while delta is not None:
+                if self._create.generate is not False:
+                    for event in self._sequence.add(delta, self._create.top_logprobs):
+                        yield event
+                delta = await anext(deltas, None)
+            self._service.state.raise_for_abort(stream.output.outputs[0].finish_reason)
+            last = self._end(turn, stream)
+        except Exception as error:
+            if self._sequence.begun:
+                last = self._fail(error)
+            else:
+                raise
+        finally:
+            first.cancel()
+        for event in last:
+            yield event
+
+    async def _submit(self) -> tuple[Turn, AsyncRequestStream]:
+        engine = self._service.state.engine
+        previous_id = self._create.previous_response_id
+        previous = None if previous_id is None else self._service.find(previous_id, self._session_store)
+        turn = await asyncio.to_thread(take_turn, engine.tokenizer, self._create, previous)
+        prompt: dict[str, object] = {"prompt_token_ids": turn.prompt_token_ids}
+        if self._create.cache_salt is not None:
+            prompt["cache_salt"] = self._create.cache_salt
+        self._stream = await engine.generate(
+            prompt, self._params, request_id=self.id, priority=self._create.priority or 0, arrival_time=self._arrival
+        )
+        if self._cancelled:
+            self._stream.abort()
+        return turn, self._stream
+
+    async def _until_admitted(self, first: asyncio.Future[OutputDelta | None]) -> None:
+        """Until the engine has taken the request into its queue. Raises why it has not."""
+        # The engine handles what it is told in order, and a refusal travels ahead of this answer.
+        admitted = asyncio.ensure_future(self._service.state.engine.call(lambda engine: None))
+        try:
+            await asyncio.wait((first, admitted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            admitted.cancel()
+        if first.done():
+            first.result()
+
+    def _end(self, turn: Turn, stream: AsyncRequestStream) -> list[ResponseEvent]:
+        output, prepared = stream.output.outputs[0], self._create.generate is False
+        metrics = stream.output.metrics
+        usage = usage_of(
+            len(turn.prompt_token_ids),
+            0 if prepared else len(output.token_ids),
+            0 if metrics is None else metrics.num_cached_tokens,
+        )
+        aborted = output.finish_reason == "abort"
+        events = self._sequence.end(None if prepared and not aborted else output.finish_reason, usage, metrics)
+        keep = self._session_store if self._create.store is False else self._service.store
+        if keep is not None:
+            # Kept before the last event goes out: the next turn may come on its heels.
+            keep.add(
+                turn.prepared(self.response)
+                if prepared
+                else turn.answered(self.response, output.token_ids, output.stop_reason)
+            )
+        return events
+
+    def _fail(self, error: Exception) -> list[ResponseEvent]:
+        self.error = error
+        told = response_error(error)
+        return self._sequence.fail(told.code or "server_error", told.message)
+
+
+def _sampling_params(create: ResponseCreate) -> SamplingParams:
+    """Raises ValueError that begins with the name of the field."""
+    if create.generate is False:
+        return SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+    given = {name: getattr(create, name) for name in SAMPLING_FIELDS if getattr(create, name) is not None}
+    return SamplingParams(**given, max_tokens=create.max_output_tokens, logprobs=create.top_logprobs)
