@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import mean, median
 
 from .backend import AnswerFigures
+from .conversations import AnswerCost
 
 
 def describe_answer(figures: AnswerFigures) -> str:
@@ -45,3 +46,26 @@ def milliseconds(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def describe_cost(cost: AnswerCost) -> str:
+    """TTFT 412 ms = queue 31.0 ms + prefill 366 ms (4 chunks, 2048 of 2310 tokens from the prefix cache) + first
+    sample 15.0 ms · ITL 11.2 ms · 89 tok/s · 117 tokens
+    """
+    work = [f"{cost.chunks} chunk{'s' if cost.chunks != 1 else ''}"] if cost.chunks is not None else []
+    work.append(f"{cost.cached_tokens} of {cost.prompt_tokens} tokens from the prefix cache")
+    details = f"({', '.join(work)})"
+    if cost.ttft is None:
+        parts = [f"no token {details}"]
+    elif cost.queue is None or cost.prefill is None:
+        parts = [f"TTFT {milliseconds(cost.ttft)} {details}"]
+    else:
+        sample = f" + first sample {milliseconds(cost.first_sample)}" if cost.first_sample is not None else ""
+        parts = [
+            f"TTFT {milliseconds(cost.ttft)} = queue {milliseconds(cost.queue)} + prefill {milliseconds(cost.prefill)} "
+            f"{details}{sample}"
+        ]
+    if cost.mean_itl is not None and cost.tokens_per_second is not None:
+        parts += [f"ITL {milliseconds(cost.mean_itl)}", f"{cost.tokens_per_second:.0f} tok/s"]
+    parts.append(f"{cost.output_tokens} token{'s' if cost.output_tokens != 1 else ''}")
+    return " · ".join(parts)

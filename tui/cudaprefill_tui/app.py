@@ -1,0 +1,82 @@
+"""The application: themes, preferences, one desktop, and a server of its own where it was given none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual import work
+from textual.app import App
+
+from . import themes
+from .conversations import ChatSettings
+from .preferences import load_preferences, save_preferences
+from .screens.desktop import DesktopScreen
+from .server_process import ServerFailedError, ServerProcess
+from .session import Session
+
+
+@dataclass
+class Setup:
+    """What the command line says.
+
+    session: with the links to the servers that were named. server: one to start, where none was.
+    chat: what conversations start with, None for panes alone.
+    """
+
+    session: Session
+    server: ServerProcess | None
+    chat: ChatSettings | None
+    preferences_path: Path
+
+
+class CudaprefillApp(App[None]):
+    TITLE = "cudaprefill"
+    CSS_PATH = "styles/desktop.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar[Any] = set()  # the desktop has its own
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.setup = setup
+        self.preferences, self._complaint = load_preferences(setup.preferences_path)
+        self.desktop = DesktopScreen(setup.session, setup.chat, self.preferences)
+
+    def on_mount(self) -> None:
+        for theme in themes.THEMES:
+            self.register_theme(theme)
+        self.theme = self.preferences.theme if self.preferences.theme in themes.TITLES else themes.DARK.name
+        self.push_screen(self.desktop)
+        if self._complaint:
+            self.desktop.tell(f"starting with the default layout: {self._complaint}", failed=True)
+        if self.setup.server is not None:
+            self._start(self.setup.server)
+
+    @work(group="server")
+    async def _start(self, server: ServerProcess) -> None:
+        session = self.setup.session
+        session.notice = "starting a server …"
+
+        def report(line: str, share: float | None) -> None:
+            if not session.links:
+                session.notice = line if share is None else f"starting a server: {line}"
+
+        try:
+            url = await server.start(report)
+        except (ServerFailedError, OSError) as error:
+            session.notice = str(error)
+            self.desktop.tell(str(error), failed=True)
+            return
+        self.desktop.attach(url, None)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """What text fields copy takes the same way as everything else."""
+        self._clipboard = text
+        self.desktop.copy(text, "selection")
+
+    async def on_unmount(self) -> None:
+        self.preferences.theme = self.theme
+        self.desktop.desk.remember(self.preferences)
+        save_preferences(self.setup.preferences_path, self.preferences)
+        await self.setup.session.close()

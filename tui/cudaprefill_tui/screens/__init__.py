@@ -1,0 +1,1 @@
+"""The desktop, and the dialogs in front of it."""

@@ -1,0 +1,211 @@
+"""The desktop: it composes the parts, carries state down to them, and does what they and the person ask for.
+
+The commands of the Chat, Engine and Load menus have files of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.widgets import Footer
+
+from .. import themes
+from ..clipboard import copy
+from ..commands import CommandProvider
+from ..conversations import ChatSettings
+from ..engine_link import EngineLink
+from ..keymap import MENUS, bindings, commands
+from ..messages import ExplainWanted, MenuChosen, RequestHovered, RequestSelected
+from ..preferences import Preferences
+from ..printable import displayable
+from ..session import Session
+from ..widgets.engine_pane import EnginePane
+from ..widgets.load_pane import LoadPane
+from ..widgets.menu_bar import Menu, MenuBar, MenuItem
+from .chat_commands import ChatCommands
+from .engine_commands import EngineCommands
+from .pages import about_page, cost_page, help_page
+
+TICKS_PER_SECOND = 12
+SLOW_TICKS = 12  # without news the panes are looked after once a second: marks fade, windows move on
+STATES = {"connecting": "◌ connecting", "live": "● live", "lost": "○ lost, reconnecting", "refused": "✕ refused"}
+
+
+class DesktopScreen(ChatCommands, EngineCommands):
+    BINDINGS: ClassVar[Any] = bindings()
+    COMMANDS: ClassVar[Any] = {CommandProvider}
+
+    def __init__(self, session: Session, chat: ChatSettings | None, preferences: Preferences) -> None:
+        super().__init__(session, chat, preferences)
+        self.menu_bar = MenuBar(_menus(self.with_chat))
+        self._shown: object = None
+        self._ticks_without_news = 0
+        self._pointed: int | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self.menu_bar
+        yield self.desk
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        for link in self.session.links:
+            self._keep(link)
+        self.set_interval(1 / TICKS_PER_SECOND, self.tick)
+        self.tick(at_once=True)
+        self.desk.show(self.desk.current)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in _CHAT_ACTIONS and not self.with_chat:
+            return False
+        if action == "stop_answer" and self.is_mounted:
+            return self.chat.current.conversation.live_answer is not None
+        return True
+
+    # --- State goes down ---
+
+    def attach(self, url: str, api_key: str | None) -> None:
+        known = len(self.session.links)
+        link = self.session.attach(url, api_key)
+        if len(self.session.links) > known:
+            self._keep(link)
+        self.tick(at_once=True)
+
+    @work(group="links")
+    async def _keep(self, link: EngineLink) -> None:
+        await link.run()
+
+    def tick(self, at_once: bool = False) -> None:
+        link = self.session.link
+        state = (link, link.version if link is not None else 0, self.session.notice)
+        self._ticks_without_news += 1
+        if state == self._shown and self._ticks_without_news < SLOW_TICKS and not at_once:
+            return
+        self._shown, self._ticks_without_news = state, 0
+        self.menu_bar.show_status(displayable(self.session.status(STATES)))
+        if self._chat is not None:
+            self._chat.update_link(link, _notice(self.session))
+        for pane in self.desk.visible_panes():
+            if isinstance(pane, LoadPane):
+                pane.update_load(self.session.generator)
+            if link is not None:
+                pane.update_view(link.view)
+
+    @on(RequestSelected)
+    @on(RequestHovered)
+    def _point(self, message: RequestSelected | RequestHovered) -> None:
+        message.stop()
+        if message.number != self._pointed:
+            self._pointed = message.number
+            for pane in self.desk.panes.values():
+                pane.highlight(message.number)
+
+    # --- Commands of File, View and Help ---
+
+    @on(MenuChosen)
+    async def _menu_chosen(self, message: MenuChosen) -> None:
+        message.stop()
+        await self.run_action(message.action)
+
+    def action_menu(self) -> None:
+        self.menu_bar.open()
+
+    async def action_quit(self) -> None:
+        self.app.exit()
+
+    def action_next_pane(self) -> None:
+        self.desk.move_focus(1)
+
+    def action_previous_pane(self) -> None:
+        self.desk.move_focus(-1)
+
+    def action_zoom(self) -> None:
+        self.desk.zoom()
+
+    def action_toggle_pane(self, name: str) -> None:
+        self.desk.toggle(name)
+        for pane in self.desk.panes:
+            self.menu_bar.set_item(f"toggle_pane('{pane}')", checked=pane not in self.desk.hidden)
+
+    def action_reset_layout(self) -> None:
+        self.desk.reset()
+
+    def action_next_theme(self) -> None:
+        self.app.theme = themes.next_theme(self.app.theme)
+
+    def action_preset(self, name: str) -> None:
+        self.desk.query_one(EnginePane).apply_preset(name)
+
+    def action_help(self) -> None:
+        self.app.push_screen(help_page(self.with_chat))
+
+    def action_about(self) -> None:
+        link = self.session.link
+        self.app.push_screen(about_page(link.view.engine if link else None, link.url if link else ""))
+
+    def action_explain(self) -> None:
+        turns = self.chat.current.conversation.turns if self._chat is not None else []
+        cost = next((turn.answer.cost for turn in reversed(turns) if turn.answer.cost is not None), None)
+        if cost is None:
+            self.tell("no answer has been measured yet", failed=True)
+        else:
+            self.app.push_screen(cost_page(cost))
+
+    @on(ExplainWanted)
+    def _explain_wanted(self, message: ExplainWanted) -> None:
+        message.stop()
+        link = self.session.link
+        cost = link.cost_of(message.number) if link is not None else None
+        if cost is None:
+            self.tell(f"{message.request_id} has no first token yet", failed=True)
+        else:
+            self.app.push_screen(cost_page(cost))
+
+    # --- Copying ---
+
+    def action_copy_text(self) -> None:
+        """The selection or, without one, the last answer as the model wrote it."""
+        selected = self.get_selected_text()
+        if selected:
+            self.copy(selected, "selection")
+            return
+        answer = self.chat.current.conversation.last_answer if self._chat is not None else None
+        self.copy(answer.text if answer is not None else "", "answer" if self.with_chat else "selection")
+
+    @work(thread=True, group="clipboard")
+    def copy(self, text: str, what: str) -> None:
+        """In a thread: a desktop's clipboard tool may take its time."""
+        driver = self.app._driver
+        write: Callable[[str], None] | None = driver.write if driver is not None and not driver.is_headless else None
+        copied = copy(text, write, what)
+        self.app.call_from_thread(self.tell, copied.message, failed=copied.failed)
+
+
+_CHAT_ACTIONS = {command.action.partition("(")[0] for command in commands(True) if command.chat} - {"toggle_pane"}
+
+
+def _menus(with_chat: bool) -> list[Menu]:
+    menus = []
+    for name, label in MENUS.items():
+        items: list[MenuItem | None] = []
+        for command in commands(with_chat):
+            if command.menu == name:
+                if command.rule and items:
+                    items.append(None)
+                keys = command.keys.split(",")[0]
+                checked = True if command.action.startswith("toggle_pane") else None
+                items.append(MenuItem(command.label, command.action, keys, checked=checked))
+        if items:
+            menus.append(Menu(label, items))
+    return menus
+
+
+def _notice(session: Session) -> str:
+    link = session.link
+    if link is None:
+        return session.notice
+    if link.state in ("lost", "refused"):
+        return f"{link.name}: {link.reason}"
+    return f"Connecting to {link.name} …" if link.state == "connecting" else ""

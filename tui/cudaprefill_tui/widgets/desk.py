@@ -1,0 +1,232 @@
+"""The desktop's panes and how they share the screen.
+
+desktop              wide                         tabs
+┌───────┬────────┐   ┌───────┬────────┬───────┐   ┌ Chat │ Steps │ ... ┐
+│       │ Steps  │   │       │ Steps  │ Blocks│   │                    │
+│       │Requests│   │ Chat  │        │       │   │                    │
+│ Chat  │ Blocks │   │       │Requests│Latency│   │ the pane in focus  │
+│       │Latency*│   │       │        │   *   │   │                    │
+└───────┴────────┘   └───────┴────────┴───────┘   └────────────────────┘
+                         * shares its place with Engine and Load
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.css.query import NoMatches
+from textual.widget import Widget
+from textual.widgets import Static, Tab, TabbedContent, TabPane, Tabs
+
+from ..messages import SplitMoved
+from ..preferences import Preferences
+from .blocks_pane import BlocksPane
+from .chat_pane import ChatPane
+from .engine_pane import EnginePane
+from .latency_pane import LatencyPane
+from .load_pane import LoadPane
+from .pane import Pane
+from .requests_pane import RequestsPane
+from .splitter import Split
+from .steps_pane import StepsPane
+
+Mode = Literal["wide", "desktop", "tabs", "too-small"]
+WIDE_COLUMNS = 170
+MIN_DESKTOP = (80, 20)  # columns, rows; below: tabs
+MIN_TABS = (36, 9)  # below: a message
+TITLES = {
+    "chat": "Chat",
+    "steps": "Steps",
+    "blocks": "Blocks",
+    "requests": "Requests",
+    "latency": "Latency",
+    "engine": "Engine",
+    "load": "Load",
+}
+LOWER = ("latency", "engine", "load")
+SPLITS = {"split-chat": 0.46, "split-engine": 0.5, "split-left": 0.5, "split-right": 0.55}
+
+
+class Desk(Vertical):
+    """Panes by id: chat (unless `chat` is None), steps, blocks, requests, latency, engine, load."""
+
+    def __init__(self, chat: ChatPane | None, preferences: Preferences) -> None:
+        super().__init__(id="desk")
+        self._preferences = preferences
+        panes: list[Pane] = [StepsPane(id="steps"), BlocksPane(id="blocks"), RequestsPane(id="requests")]
+        panes += [LatencyPane(id="latency"), EnginePane(id="engine"), LoadPane(id="load")]
+        self.panes: dict[str, Pane] = {"chat": chat} if chat is not None else {}
+        self.panes |= {str(pane.id): pane for pane in panes}
+        self.mode: Mode = "desktop"
+        self.current = next(iter(self.panes))  # the pane that had the focus last
+        self.zoomed = False
+        self.hidden = {name for name in preferences.hidden if name in self.panes}
+        self._splits: dict[str, Split] = {}
+
+    def compose(self) -> ComposeResult:
+        panes = self.panes
+        yield Tabs(*(Tab(Content(TITLES[name]), id=f"show-{name}") for name in panes), id="pane-tabs")
+        lower = TabbedContent(id="lower")
+        for name in LOWER:
+            lower.compose_add_child(TabPane(Content(TITLES[name]), panes[name], id=f"tab-{name}"))
+        left = self._split("split-left", panes["steps"], panes["requests"], "vertical", 4, 4)
+        right = self._split("split-right", panes["blocks"], lower, "vertical", 4, 4)
+        whole = self._split("split-engine", left, right, "vertical", 8, 8)
+        yield self._split("split-chat", panes["chat"], whole, "horizontal", 24, 30) if "chat" in panes else whole
+        yield Static(Content("This terminal is too small.\nMake it larger, or leave with Ctrl+Q."), id="too-small")
+
+    def _split(
+        self,
+        name: str,
+        first: Widget,
+        second: Widget,
+        direction: Literal["horizontal", "vertical"],
+        min_first: int,
+        min_second: int,
+    ) -> Split:
+        share = self._preferences.splits.get(name, SPLITS[name])
+        split = Split(
+            first,
+            second,
+            direction=direction,
+            fraction=share if 0.0 < share < 1.0 else SPLITS[name],
+            min_first=min_first,
+            min_second=min_second,
+            id=name,
+        )
+        self._splits[name] = split
+        return split
+
+    # --- What is seen ---
+
+    def on_mount(self) -> None:
+        self.lay_out()
+
+    def on_resize(self, event: events.Resize) -> None:
+        columns, rows = event.size
+        if columns < MIN_TABS[0] or rows < MIN_TABS[1]:
+            mode: Mode = "too-small"
+        elif columns < MIN_DESKTOP[0] or rows < MIN_DESKTOP[1]:
+            mode = "tabs"
+        else:
+            mode = "wide" if columns >= WIDE_COLUMNS else "desktop"
+        if mode != self.mode:
+            self.mode = mode
+            self.lay_out()
+
+    def is_visible(self, name: str) -> bool:
+        if self.mode == "tabs" or self.zoomed:
+            return name == self.current
+        return name not in self.hidden
+
+    def lay_out(self) -> None:
+        """Brings the widgets into line with mode, zoom and hidden panes."""
+        for name, pane in self.panes.items():
+            if name not in LOWER:
+                pane.display = self.is_visible(name)
+        lower = self.query_one("#lower", TabbedContent)
+        seen = [name for name in LOWER if self.is_visible(name)]
+        lower.display = bool(seen)
+        for name in LOWER:
+            (lower.show_tab if name in seen else lower.hide_tab)(f"tab-{name}")
+        if seen:
+            active = lower.active.removeprefix("tab-")
+            lower.active = f"tab-{self.current if self.current in seen else active if active in seen else seen[0]}"
+        lower.set_class(self.mode == "tabs", "-bare")
+        self._splits["split-engine"].direction = (
+            "horizontal" if self.mode == "wide" or "chat" not in self.panes else "vertical"
+        )
+        for name in ("split-left", "split-right", "split-engine", "split-chat"):
+            if name in self._splits:
+                split = self._splits[name]
+                split.display = any(child.display for child in self._parts(split)) and self.mode != "too-small"
+                split.refresh(layout=True)
+        tabs = self.query_one("#pane-tabs", Tabs)
+        tabs.display = self.mode == "tabs"
+        tabs.active = f"show-{self.current}"
+        self.query_one("#too-small").display = self.mode == "too-small"
+
+    def _parts(self, split: Split) -> Iterable[Widget]:
+        return (child for child in split.children if isinstance(child, (Pane, Split, TabbedContent)))
+
+    # --- What the person does ---
+
+    def show(self, name: str) -> None:
+        """Brings a pane to the front, hidden or not, and gives it the focus."""
+        self.current = name
+        self.hidden.discard(name)
+        self.lay_out()
+        self.call_after_refresh(self._focus, name)
+
+    def toggle(self, name: str) -> None:
+        """Hides a pane, or shows it again. The last one that is seen stays."""
+        if name in self.hidden:
+            self.hidden.discard(name)
+        elif len(self.hidden) < len(self.panes) - 1:
+            self.hidden.add(name)
+        if self.current in self.hidden:
+            self.current = next(other for other in self.panes if other not in self.hidden)
+            self.zoomed = False
+        self.lay_out()
+
+    def zoom(self) -> None:
+        self.zoomed = not self.zoomed
+        self.lay_out()
+
+    def move_focus(self, places: int) -> None:
+        names = [name for name in self.panes if name not in self.hidden or self.mode == "tabs"]
+        self.show(names[(names.index(self.current) + places) % len(names)] if self.current in names else names[0])
+
+    def reset(self) -> None:
+        self.hidden.clear()
+        self.zoomed = False
+        for name, split in self._splits.items():
+            split.fraction = SPLITS[name]
+        self._preferences.splits.clear()
+        self.lay_out()
+
+    def remember(self, preferences: Preferences) -> None:
+        preferences.hidden = sorted(self.hidden)
+        preferences.splits |= {name: split.fraction for name, split in self._splits.items()}
+
+    def _focus(self, name: str) -> None:
+        pane = self.panes[name]
+        if isinstance(pane, ChatPane):
+            pane.focus_composer()
+        elif not pane.has_focus_within:
+            target = next((widget for widget in pane.walk_children(Widget) if widget.focusable), pane)
+            target.focus()
+
+    def on_descendant_focus(self, event: events.DescendantFocus) -> None:
+        for ancestor in event.widget.ancestors_with_self:
+            if isinstance(ancestor, Pane) and ancestor.id in self.panes:
+                self.current = str(ancestor.id)
+
+    @on(Tabs.TabActivated, "#pane-tabs")
+    def _tab_chosen(self, event: Tabs.TabActivated) -> None:
+        event.stop()
+        name = str(event.tab.id).removeprefix("show-")
+        if self.mode == "tabs" and name != self.current:
+            self.show(name)
+
+    @on(SplitMoved)
+    def _split_moved(self, message: SplitMoved) -> None:
+        if message.split in self._splits:
+            self._preferences.splits[str(message.split)] = message.fraction
+
+    def visible_panes(self) -> list[Pane]:
+        """Those that somebody sees now: the others need no news."""
+        try:
+            active = self.query_one("#lower", TabbedContent).active.removeprefix("tab-")
+        except NoMatches:
+            return []
+        return [
+            pane
+            for name, pane in self.panes.items()
+            if self.is_visible(name) and (name not in LOWER or name == active) and self.mode != "too-small"
+        ]
