@@ -68,6 +68,7 @@ class _Stream:
     tokens: int  # counted so far; `record.output_tokens` of a finished one is the server's word
     last_token: float | None
     prefill_target: int
+    chunks: list[tuple[int, int]] = field(default_factory=list)
     itls: deque[float] = field(default_factory=lambda: deque(maxlen=ITLS_OF_ONE))
 
 
@@ -130,6 +131,16 @@ class EngineView:
         record = self.requests.get(number)
         return None if record is None or record.first_token is None else record.first_token - record.arrived
 
+    def chunks_of(self, number: int) -> list[tuple[int, int]]:
+        """Start and length of each chunk of a request's last prefill, as far as they were seen."""
+        stream = self._streams.get(number)
+        return stream.chunks if stream is not None else []
+
+    def prefill_tokens(self, number: int) -> int:
+        """What the last prefill of a request has to compute, hits included: after a preemption its output as well."""
+        stream = self._streams.get(number)
+        return stream.prefill_target if stream is not None else 0
+
     def number_of(self, request_id: str) -> int | None:
         return next((number for number, record in self.requests.items() if record.id == request_id), None)
 
@@ -151,6 +162,12 @@ class EngineView:
     @property
     def num_waiting(self) -> int:
         return sum(record.state == "waiting" for record in self.requests.values())
+
+    def first_waiting(self) -> int | None:
+        """Number of the request that is next to be admitted: the least priority value, then the earliest arrival."""
+        waiting = [record for record in self.requests.values() if record.state == "waiting"]
+        first = min(waiting, key=lambda record: (record.priority, record.arrived, record.number), default=None)
+        return first.number if first is not None else None
 
     @property
     def waste(self) -> float | None:
@@ -221,8 +238,9 @@ class EngineView:
             if record.first_scheduled is not None and record.number not in before:
                 self._count_hits(record)
             stream = self._add(record)
-            if record.number in before:
-                stream.itls = before[record.number].itls
+            if record.number in before and record.preemptions == before[record.number].record.preemptions:
+                stream.itls, stream.chunks = before[record.number].itls, before[record.number].chunks
+                stream.prefill_target = before[record.number].prefill_target
 
     def _add(self, record: RequestRecord) -> _Stream:
         stream = _Stream(record, record.output_tokens, record.last_token, record.prompt_tokens + record.output_tokens)
@@ -319,6 +337,7 @@ class EngineView:
         if change.kind == "scheduled":
             record.state = "prefilling"
             record.computed_tokens = change.hit_tokens or 0
+            stream.chunks.clear()
             if record.first_scheduled is None:
                 record.first_scheduled = change.time
                 record.hit_tokens = change.hit_tokens or 0
@@ -357,6 +376,7 @@ class EngineView:
         record = stream.record
         record.computed_tokens = (change.start or 0) + (change.length or 0)
         record.num_chunks += 1
+        stream.chunks.append((change.start or 0, change.length or 0))
         if record.first_token is not None and record.computed_tokens >= stream.prefill_target:
             record.state = "decoding"
             self._count_token(stream, change.time)

@@ -1,12 +1,84 @@
+"""The step list with its legend."""
+
 from __future__ import annotations
 
-from cudaprefill.client.engine_view import EngineView
+from typing import ClassVar
 
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.widget import Widget
+
+from cudaprefill.client.engine_view import EngineView, ViewWatch
+
+from ..glyphs import UNICODE, Glyphs
 from .pane import Pane
+from .step_list import StepList
 
 
 class StepsPane(Pane):
-    BORDER_TITLE = "Steps"
+    """Posts what its StepList posts."""
+
+    TITLE = "Steps"
+    DEFAULT_CSS = """
+    StepsPane.-low > _StepLegend { display: none; }
+    """
+
+    def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
+        super().__init__(glyphs=glyphs, id=id)
+        self.list = StepList(glyphs=glyphs)
+        self._watch: ViewWatch | None = None
+        self._view: EngineView | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self.list
+        yield _StepLegend(self.glyphs)
+
+    def on_resize(self) -> None:
+        self.set_class(self.size.height < 6, "-low")
+        if self._view is not None:
+            self._show_facts(self._view)
 
     def update_view(self, view: EngineView) -> None:
-        self.border_subtitle = "" if view.engine is None else view.engine.model
+        if self._watch is None or view is not self._view:
+            self._watch, self._view = view.watch(), view
+        changes = self._watch.take()
+        if changes.reset:
+            self.list.reset(view)
+        if changes.steps or changes.settings:
+            self.list.update_steps(view, 0 if changes.reset else changes.steps)
+        self._show_facts(view)
+
+    def highlight(self, number: int | None) -> None:
+        self.list.highlight(number)
+
+    def jump_to(self, step: int) -> bool:
+        """Puts the cursor on a step; False when the history does not have it."""
+        return self.list.jump_to(step)
+
+    def _show_facts(self, view: EngineView) -> None:
+        facts = [] if view.settings is None else [f"budget {view.settings.max_num_batched_tokens}"]
+        if self.list.paused:
+            facts.append("paused: space goes on")
+        elif not self.list.following and view.steps:
+            facts.append("scrolled back: End follows")
+        if view.dropped_steps:
+            facts.append(f"{view.dropped_steps} not shown")
+        self.show_title(*facts)
+
+
+class _StepLegend(Widget):
+    DEFAULT_CSS: ClassVar[str] = (
+        "_StepLegend { height: 1; padding: 0 1; color: $foreground 60%; background: $surface; }"
+    )
+
+    def __init__(self, glyphs: Glyphs) -> None:
+        super().__init__()
+        self._glyphs = glyphs
+
+    def render(self) -> Content:
+        glyphs = self._glyphs
+        fills = "".join(glyphs.fills)
+        return Content(
+            f"{glyphs.decode} decodes   {fills} chunks, each in its request's colour   {glyphs.unused} budget left   "
+            "! over the ITL target"
+        )

@@ -1,0 +1,136 @@
+"""What is drawn line by line: only lines that can be seen are made, and only those that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ..glyphs import UNICODE, Glyphs
+
+
+class LineView(ScrollView, can_focus=True):
+    """Lines of which `line(y)` makes one. `message` is shown instead while there is none.
+
+    Subclasses bind the keys that scroll, since they have cursors.
+    """
+
+    DEFAULT_CSS = """
+    LineView {
+        overflow-x: hidden;
+        overflow-y: auto;
+        scrollbar-gutter: stable;
+        scrollbar-size-vertical: 1;
+        background: $surface;
+        scrollbar-background: $surface;
+        scrollbar-background-hover: $surface;
+        scrollbar-background-active: $surface;
+        scrollbar-color: $border;
+        height: 1fr;
+    }
+    """
+
+    def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.glyphs = glyphs
+        self.message = ""
+        self._base = Style.null()
+
+    @property
+    def num_lines(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def room(self) -> int:
+        """Cells a line has."""
+        return self.scrollable_content_region.width
+
+    def line(self, y: int) -> Strip:
+        """Line `y` of `num_lines`, at most `room` cells."""
+        raise NotImplementedError
+
+    @property
+    def dark(self) -> bool:
+        return bool(self.app.current_theme.dark)
+
+    def part(self, name: str) -> Style:
+        """Style of a component class."""
+        return self.get_component_rich_style(name)
+
+    def over(self, strip: Strip, name: str) -> Strip:
+        """The strip with the background and the weight of a component class: for the row of a cursor."""
+        style = self.part(name)
+        return Strip(
+            Segment.apply_style(strip, post_style=Style(bgcolor=style.bgcolor, bold=style.bold)), strip.cell_length
+        )
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._base = self.rich_style
+        return super().render_lines(crop)
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        place = y + self.scroll_offset.y
+        if self.num_lines == 0:
+            strip = self._message_line(y)
+        elif place < self.num_lines:
+            strip = self.line(place)
+        else:
+            strip = Strip.blank(width)
+        return strip.adjust_cell_length(width).apply_style(self._base)
+
+    def _message_line(self, y: int) -> Strip:
+        lines = _wrap(self.message, self.size.width - 2)
+        top = max(0, (self.size.height - len(lines)) // 2)
+        if not top <= y < top + len(lines):
+            return Strip.blank(self.size.width)
+        text = lines[y - top]
+        return Strip([Segment(text.center(self.size.width), Style(dim=True))])
+
+    def refresh_rows(self, rows: Iterable[int]) -> None:
+        """Redraws those of the rows that can be seen."""
+        top, width, height = self.scroll_offset.y, self.size.width, self.size.height
+        regions = [Region(0, row - top, width, 1) for row in rows if top <= row < top + height]
+        if regions:
+            self.refresh(*regions)
+
+    def resize_lines(self) -> None:
+        """To be called when `num_lines` changed. The screen is laid out anew only when a scrollbar comes or goes."""
+        height, before, shown = self.num_lines, self.virtual_size.height, self.size.height
+        if height == before:
+            return
+        size = Size(1, height)
+        if (height > shown) != (before > shown) or not self.show_vertical_scrollbar:
+            self.virtual_size = size
+        else:
+            self.set_reactive(LineView.virtual_size, size)
+            self.vertical_scrollbar.window_virtual_size = height
+            if height < before:
+                self.scroll_to_line(self.scroll_offset.y)
+
+    def scroll_to_line(self, y: int) -> None:
+        """Line `y` becomes the first that is seen, as far as there are lines below it."""
+        self.scroll_to(y=min(y, self.max_scroll_y), animate=False, force=True)
+
+    def scroll_to_row(self, row: int) -> None:
+        """So far that the row can be seen."""
+        top, height = self.scroll_offset.y, max(self.size.height, 1)
+        if row < top:
+            self.scroll_to_line(row)
+        elif row >= top + height:
+            self.scroll_to_line(row - height + 1)
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if len(longer) > width and lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
