@@ -18,8 +18,6 @@ def run(flags: argparse.Namespace) -> int:
         raise ValueError(f"the model is given twice: {flags.model_argument} and --model {flags.model}")
     flags.model = flags.model_argument or flags.model
     engine, config = engine_config(flags), server_config(flags)
-    # One text is tokenized by one thread either way, and a process that forks is not warned of it.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(format="cudaprefill: %(message)s", level=logging.WARNING)
     if config.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)

@@ -10,23 +10,35 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cudaprefill.errors import EngineDeadError
-from cudaprefill.server import chat_completions, completions, health, model_list, tokenization
-from cudaprefill.server.auth import ApiKeyMiddleware
+from cudaprefill.server import (
+    chat_completions,
+    completions,
+    controls,
+    engine_settings,
+    health,
+    model_list,
+    openapi,
+    tokenization,
+)
+from cudaprefill.server.auth import ApiKeyMiddleware, BrowserGuardMiddleware
+from cudaprefill.server.config import is_loopback
 from cudaprefill.server.errors import ApiError, on_api_error, on_failure, on_http_exception
 from cudaprefill.server.state import ServerState
 
-ENDPOINTS = (completions, chat_completions, model_list, tokenization, health)
+ENDPOINTS = (completions, chat_completions, model_list, tokenization, engine_settings, controls, health, openapi)
 ALWAYS_ANSWERED = frozenset({"/metrics", "/version"})  # while the server shuts down, too
 
 
 def create_app(state: ServerState) -> Starlette:
     """An ASGI application. Who runs it starts `state` before and closes it after."""
-    middleware = [Middleware(AdmissionMiddleware, state=state)]
-    if state.config.api_keys:
-        middleware.insert(0, Middleware(ApiKeyMiddleware, api_keys=state.config.api_keys))
+    config = state.config
+    if config.api_keys:
+        guard = Middleware(ApiKeyMiddleware, api_keys=config.api_keys)
+    else:
+        guard = Middleware(BrowserGuardMiddleware, loopback_only=is_loopback(config.host))
     app = Starlette(
         routes=[route for module in ENDPOINTS for route in module.routes],
-        middleware=middleware,
+        middleware=[guard, Middleware(AdmissionMiddleware, state=state)],
         exception_handlers={
             ApiError: on_api_error,
             EngineDeadError: on_api_error,
@@ -35,14 +47,15 @@ def create_app(state: ServerState) -> Starlette:
             Exception: on_failure,
         },
     )
+    app.router.redirect_slashes = False
     app.state.server = state
     return app
 
 
 class AdmissionMiddleware:
-    """Counts the HTTP requests in flight, and answers 503 to new ones while the server shuts down.
+    """Counts the HTTP requests in flight, and refuses new ones and new connections while the server shuts down.
 
-    Connections of websockets may outlive many requests, so their endpoints count for themselves.
+    A websocket may outlive many requests, so its endpoint counts these by itself.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
@@ -50,10 +63,14 @@ class AdmissionMiddleware:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in ALWAYS_ANSWERED:
+        if scope["path"] in ALWAYS_ANSWERED:
             await self._app(scope, receive, send)
             return
         try:
+            if scope["type"] == "websocket":
+                self._state.refuse_while_draining()
+                await self._app(scope, receive, send)
+                return
             with self._state.admit():
                 await self._app(scope, receive, send)
         except ApiError as error:

@@ -1,14 +1,16 @@
-"""Who may use the server: API keys, on HTTP and websockets alike."""
+"""Who may use the server, over HTTP and websockets alike."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cudaprefill.server.config import is_loopback
 from cudaprefill.server.errors import ApiError
 
 # Probes and dashboards come without a key, and learn nothing about any request here.
@@ -41,3 +43,30 @@ class ApiKeyMiddleware:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+class BrowserGuardMiddleware:
+    """Where no key is asked for: keeps web pages of other sites from using the server through their visitors' browsers.
+
+    A browser says in Origin where a page comes from. On loopback the Host must be loopback too, or a site whose name
+    is made to lead here would pass for the server's own.
+    """
+
+    def __init__(self, app: ASGIApp, loopback_only: bool) -> None:
+        self._app = app
+        self._loopback_only = loopback_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            headers = Headers(scope=scope)
+            host, origin = headers.get("host", ""), headers.get("origin")
+            reason = None
+            if origin is not None and urlsplit(origin).netloc != host:
+                reason = f"a page of {origin} may not use this server"
+            elif self._loopback_only and host and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+                reason = f"the server is not known as {host}"
+            if reason is not None:
+                error = ApiError(403, f"{reason} without an API key", code="foreign_origin")
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

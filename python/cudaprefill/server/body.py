@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from cudaprefill.protocol.codec import ProtocolError, parse_object
 from cudaprefill.sampling_params import show
@@ -19,6 +24,39 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # Below this many bytes parsing takes less time than a thread would take to start on it.
 SMALL_BODY = 16 * 1024
+LINGER_SECONDS = 1.0
+
+
+class BodyTooLargeError(ApiError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            413,
+            f"the body is longer than {limit} bytes, the limit of this server",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
+
+    def response(self) -> Response:
+        return _LingeringResponse(json.dumps(self.body), self.status, self.headers, media_type="application/json")
+
+
+class _LingeringResponse(Response):
+    """Takes and forgets what the client still sends for a moment.
+
+    A connection that is closed with something unread is reset, and the client may never get to see the answer.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(_forget(receive), LINGER_SECONDS)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _forget(receive: Receive) -> None:
+    while (await receive()).get("more_body", False):
+        pass
 
 
 async def read_model(request: Request, model: type[Model]) -> Model:
@@ -34,7 +72,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """Raises ApiError 413 as soon as the body is known to be longer than `limit` bytes: what follows is not read."""
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > limit):
-        raise too_large(limit)
+        raise BodyTooLargeError(limit)
     parts = []
     size = 0
     while True:
@@ -43,19 +81,10 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise ClientDisconnect
         size += len(message.get("body", b""))
         if size > limit:
-            raise too_large(limit)
+            raise BodyTooLargeError(limit)
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-def too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"the body is longer than {limit} bytes, the limit of this server",
-        code="body_too_large",
-        headers={"Connection": "close"},
-    )
 
 
 def parse_model(body: bytes, model: type[Model]) -> Model:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
@@ -12,7 +12,7 @@ from starlette.types import Receive
 Result = TypeVar("Result")
 
 
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """What `work` returns or raises. If the client goes first, `work` is cancelled and ClientDisconnect raised.
 
     `receive` is that of a request whose body was read to its end, so that only the disconnect is left to come.

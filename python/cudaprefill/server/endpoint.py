@@ -17,6 +17,8 @@ from cudaprefill.server.state import ServerState
 Fields = TypeVar("Fields", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 
+REQUEST_MODELS: dict[Handler, type[BaseModel]] = {}  # of all json_endpoints, for the description of the API
+
 
 def json_endpoint(
     model: type[Fields], answer: Callable[[ServerState, Fields], Coroutine[Any, Any, Response]]
@@ -33,4 +35,6 @@ def json_endpoint(
         except Exception as error:
             raise as_api_error(error, model.model_fields) from error
 
+    handle.__name__, handle.__doc__ = answer.__name__, answer.__doc__
+    REQUEST_MODELS[handle] = model
     return handle

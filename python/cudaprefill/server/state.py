@@ -93,16 +93,16 @@ class ServerState:
         if self._engine is not None:
             listener(self._engine)
 
+    def refuse_while_draining(self) -> None:
+        """Raises ApiError 503 when the server is shutting down."""
+        if self.draining:
+            headers = {"Connection": "close", **RETRY_AFTER}
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
+
     @contextlib.contextmanager
     def admit(self) -> Iterator[None]:
         """Around the answer to one request. Raises ApiError 503 when the server is shutting down."""
-        if self.draining:
-            raise ApiError(
-                503,
-                "the server is shutting down",
-                code="shutting_down",
-                headers={"Connection": "close", **RETRY_AFTER},
-            )
+        self.refuse_while_draining()
         self.in_flight += 1
         try:
             yield

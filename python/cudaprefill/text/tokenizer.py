@@ -14,6 +14,9 @@ from cudaprefill.text.control_tokens import ControlTokens
 from cudaprefill.text.tokenizer_cache import load_tokenizer_files
 from cudaprefill.text.tokenizer_files import TokenizerFiles
 
+# Nothing is gained by more threads for one text, and a process that has used them is warned whenever it forks.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 
 class Tokenizer:
     """The tokenizer of a model and its chat template. Safe to use from several threads.
@@ -56,7 +59,8 @@ class Tokenizer:
         """
         check_unicode("text", text)
         backend = self.backend if parse_control_tokens else self._backend_without_control_tokens
-        ids: list[int] = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike encode, the batch call lets go of the interpreter's lock: a long text stalls no other thread.
+        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         if add_special_tokens and self._adds_bos and ids[:2] == [self.bos_token_id, self.bos_token_id]:
             del ids[0]
         return ids

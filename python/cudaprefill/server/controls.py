@@ -1,0 +1,40 @@
+"""`/abort_requests` and `/reset_prefix_cache`: for whoever runs the server. Like all that acts, behind the API key."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.state import ServerState
+
+
+class AbortRequests(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    request_ids: list[str] | None = Field(None, description="ids as answers carry them; left out: all requests")
+
+
+async def _abort(state: ServerState, fields: AbortRequests) -> Response:
+    """Ids that are unknown or finished are passed over. An aborted answer ends with finish_reason "abort"."""
+    engine = state.engine
+    if fields.request_ids is None:
+        await engine.abort_all()
+    for request_id in fields.request_ids or ():
+        await engine.abort(request_id)
+    return JSONResponse({})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forgets all cached prefixes; requests that run keep their blocks."""
+    state: ServerState = request.app.state.server
+    await state.engine.reset_prefix_cache()
+    return JSONResponse({})
+
+
+routes: list[BaseRoute] = [
+    Route("/abort_requests", json_endpoint(AbortRequests, _abort), methods=["POST"]),
+    Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+]
