@@ -130,7 +130,7 @@ class LineEncoder:
         times = [self._micros(step.start), round(step.duration * 1e6), predicted]
         blocks = [step.num_blocks_taken, step.num_blocks_freed, step.num_blocks_evicted]
         pool = [step.num_free_blocks, step.num_cached_blocks, step.num_used_blocks]
-        line = ["S", step.number, *times, step.token_budget, joined, left, chunks]
+        line: Line = ["S", step.number, *times, step.token_budget, joined, left, chunks]
         line += [step.preempted_numbers, step.finished_numbers, step.num_waiting, step.waiting_for, *blocks, *pool]
         line.append(None if step.evicted_hashes is None else dump_array(step.evicted_hashes))
         gone = {number for number in self._ended if number not in self._decodes}
