@@ -125,7 +125,7 @@ def test_a_chunk_says_how_much_of_its_step_was_others_work() -> None:
 def test_a_preempted_prefill_starts_anew_and_all_of_it_counts() -> None:
     run = FakeRun(num_blocks=8, max_num_batched_tokens=3, max_num_seqs=2)
     run.submit(prompt(16), max_tokens=60, request_id="grows")
-    for _ in range(4):
+    for _ in range(6):
         run.step()
     run.submit(prompt(80, first=5), request_id="loses")
     run.run()
