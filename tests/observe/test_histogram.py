@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cudaprefill.observe.histogram import Histogram
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as PrometheusHistogram
+
+from cudaprefill.observe.histogram import Histogram
 
 BOUNDS = (0.001, 0.25, 1.0, 2.5, 1e6)
 values = st.floats(0, 1e7) | st.sampled_from(BOUNDS)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from cudaprefill.observe.events import ChunkSpan, RequestEvent, RequestEventKind, StepEvent
-from cudaprefill.observe.metrics import Metrics, one_two_five
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from cudaprefill.observe.events import ChunkSpan, RequestEvent, RequestEventKind, StepEvent
+from cudaprefill.observe.metrics import Metrics, one_two_five
 from tests.scheduler.driver import Driver
 
 Kind = RequestEventKind

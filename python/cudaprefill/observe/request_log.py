@@ -33,9 +33,12 @@ class RequestLog:
     """Records by request number, in the order of arrival. Must be told of every event from the engine's start.
 
     A token of a decode leaves at the end of its step, a first token at the time of its event.
+
+    step: the last one that ended.
     """
 
     def __init__(self) -> None:
+        self.step = 0
         self._records: dict[int, RequestRecord] = {}  # those in `_tokens.ended` too, until their step's event
         self._tokens = StepTokens()  # of the step whose request events are coming in
 
@@ -53,6 +56,7 @@ class RequestLog:
 
     def clear(self) -> None:
         """For a new engine."""
+        self.step = 0
         self._records.clear()
         self._tokens = StepTokens()
 
@@ -114,6 +118,7 @@ class RequestLog:
 
     def apply_step(self, event: StepEvent) -> StepTokens:
         """What left in the step. All request events of the step must have come before."""
+        self.step = event.number
         end = event.start + event.duration
         for number in event.decode_numbers:
             record = self._records.get(number)
