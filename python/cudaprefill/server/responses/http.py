@@ -32,7 +32,7 @@ async def create_response(request: Request) -> HttpResponse:
             running.close()
             return _json(response)
         # The first event decides whether this is an answer or an error with a status of its own.
-        events = running.events()
+        events = running.events(until_admitted=True)
         first = await until_gone(request.receive, anext(events))
         return EventStream(_encoded(first, events), running.close)
     except BaseException as error:
@@ -76,7 +76,7 @@ async def cancel_response(request: Request) -> HttpResponse:
 
 async def _last(running: RunningResponse) -> Response:
     """Raises what ended a response that failed."""
-    async for _ in running.events():
+    async for _ in running.events(until_admitted=True):
         pass
     if running.error is not None:
         raise running.error

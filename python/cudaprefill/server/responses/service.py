@@ -11,8 +11,9 @@ from starlette.requests import HTTPConnection
 
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request_stream import AsyncRequestStream
+from cudaprefill.errors import SlowReaderError
 from cudaprefill.protocol.responses import Response, ResponseCreate, ResponseEvent
-from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.sampling_params import SamplingParams, StructuredOutputsParams
 from cudaprefill.server.errors import ApiError
 from cudaprefill.server.model_list import require_model
 from cudaprefill.server.responses.conversation import Turn, take_turn
@@ -100,7 +101,6 @@ class RunningResponse:
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self._arrival = time.monotonic()
-        self._params = _sampling_params(create)
         self._sequence = EventSequence(response, create.stream_id)
         self._stream: AsyncRequestStream | None = None
         self._cancelled = False
@@ -126,13 +126,18 @@ class RunningResponse:
         self._admission.close()
         self.ended.set()
 
-    async def events(self) -> AsyncIterator[ResponseEvent]:
-        """Raises ValueError, ApiError, QueueFullError or EngineDeadError before the first event, never later."""
+    async def events(self, *, until_admitted: bool = False) -> AsyncIterator[ResponseEvent]:
+        """Raises ValueError, ApiError or EngineDeadError before the first event, never later.
+
+        until_admitted: begin when the engine has taken the request, which may be a step later, and raise
+            QueueFullError where it does not. Else what the engine refuses is a response that failed.
+        """
         turn, stream = await self._submit()
         deltas = stream.merged()
         first = asyncio.ensure_future(anext(deltas, None))
         try:
-            await self._until_admitted(first)
+            if until_admitted:
+                await self._until_admitted(first)
             for event in self._sequence.begin():
                 yield event
             delta = await first
@@ -158,11 +163,13 @@ class RunningResponse:
         previous_id = self._create.previous_response_id
         previous = None if previous_id is None else self._service.find(previous_id, self._session_store)
         turn = await asyncio.to_thread(take_turn, engine.tokenizer, self._create, previous)
-        prompt: dict[str, object] = {"prompt_token_ids": turn.prompt_token_ids}
-        if self._create.cache_salt is not None:
-            prompt["cache_salt"] = self._create.cache_salt
         self._stream = await engine.generate(
-            prompt, self._params, request_id=self.id, priority=self._create.priority or 0, arrival_time=self._arrival
+            turn.prompt_token_ids,
+            await asyncio.to_thread(_sampling_params, self._create),
+            request_id=self.id,
+            priority=self._create.priority or 0,
+            cache_salt=self._create.cache_salt,
+            arrival_time=self._arrival,
         )
         if self._cancelled:
             self._stream.abort()
@@ -201,8 +208,12 @@ class RunningResponse:
 
     def _fail(self, error: Exception) -> list[ResponseEvent]:
         self.error = error
+        if isinstance(error, SlowReaderError):
+            return self._sequence.fail("slow_reader", str(error))
         told = response_error(error)
-        return self._sequence.fail(told.code or "server_error", told.message)
+        return self._sequence.fail(
+            told.code or ("invalid_prompt" if told.status == 400 else "server_error"), told.message
+        )
 
 
 def _sampling_params(create: ResponseCreate) -> SamplingParams:
@@ -210,4 +221,17 @@ def _sampling_params(create: ResponseCreate) -> SamplingParams:
     if create.generate is False:
         return SamplingParams(temperature=0, max_tokens=1, detokenize=False)
     given = {name: getattr(create, name) for name in SAMPLING_FIELDS if getattr(create, name) is not None}
-    return SamplingParams(**given, max_tokens=create.max_output_tokens, logprobs=create.top_logprobs)
+    return SamplingParams(
+        **given,
+        max_tokens=create.max_output_tokens,
+        logprobs=create.top_logprobs,
+        structured_outputs=_structured_outputs(create),
+    )
+
+
+def _structured_outputs(create: ResponseCreate) -> StructuredOutputsParams | None:
+    if create.text is None or create.text.format.type == "text":
+        return None
+    if create.text.format.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    return StructuredOutputsParams(json=create.text.format.schema)
