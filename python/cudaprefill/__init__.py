@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cudaprefill.async_engine import AsyncEngine
     from cudaprefill.config import EngineConfig
-    from cudaprefill.errors import EngineDeadError, QueueFullError
+    from cudaprefill.errors import EngineDeadError, QueueFullError, SlowReaderError
     from cudaprefill.llm import LLM
     from cudaprefill.outputs import CompletionOutput, RequestOutput
-    from cudaprefill.sampling_params import SamplingParams
+    from cudaprefill.sampling_params import SamplingParams, StructuredOutputsParams
 
 _HOMES = {
     "AsyncEngine": "async_engine",
@@ -30,6 +30,8 @@ _HOMES = {
     "QueueFullError": "errors",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "SlowReaderError": "errors",
+    "StructuredOutputsParams": "sampling_params",
 }
 
 __all__ = [
@@ -41,6 +43,8 @@ __all__ = [
     "QueueFullError",
     "RequestOutput",
     "SamplingParams",
+    "SlowReaderError",
+    "StructuredOutputsParams",
 ]
 __version__ = "0.1.0"
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from cudaprefill.text.regex_limits import refuse_explosive_regex
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -13,10 +16,58 @@ MAX_STOP_LENGTH = 1024  # characters
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
+MAX_SCHEMA_LENGTH = 1 << 16  # characters
+MAX_SCHEMA_DEPTH = 64
+MAX_REGEX_LENGTH = 1 << 12
+MAX_GRAMMAR_LENGTH = 1 << 14
+MAX_CHOICES = 1024
+MAX_CHOICES_LENGTH = 1 << 15  # characters of all together
 MAX_INT = 2**31 - 1
 
 # Below this temperature a softmax in float32 says no more than the argmax does.
 GREEDY_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text of an output must follow. Names are vLLM's; exactly one of the five is given.
+
+    A ValueError names the field. Sizes are bounded so that no request can hold up the others while its grammar is
+    compiled or followed; what a grammar means is xgrammar's to judge, when the request comes to an engine.
+
+    json: a JSON schema, as text or as the object it describes; at most 65,536 characters and 64 levels.
+    regex: the whole text matches it; at most 4,096 characters. Look-around, back references, Unicode classes and flags
+        are not supported. Counts that multiply to more than 10,000, as in (a{1000}){1000}, and a count of what
+        may be empty, as in (a?){9}, are refused, here and in a schema's patterns.
+    grammar: EBNF with a rule named root, in the notation of llama.cpp's GBNF; at most 16,384 characters.
+    choice: the text is one of these.
+    json_object: any JSON object.
+    """
+
+    json: str | Mapping[str, object] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choice: Sequence[str] | None = None
+    json_object: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.json_object, bool):
+            raise ValueError(f"json_object must be true or false, got {show(self.json_object)}")
+        given = [name for name in ("json", "regex", "grammar", "choice") if getattr(self, name) is not None]
+        given += ["json_object"] * self.json_object
+        if len(given) != 1:
+            raise ValueError(
+                "structured_outputs needs exactly one of json, regex, grammar, choice and json_object, "
+                f"got {' and '.join(given) or 'none'}"
+            )
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.regex is not None:
+            refuse_explosive_regex("regex", _bounded_text("regex", self.regex, MAX_REGEX_LENGTH))
+        if self.grammar is not None:
+            _bounded_text("grammar", self.grammar, MAX_GRAMMAR_LENGTH)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +94,10 @@ class SamplingParams:
     ignore_eos: go on after EOS.
     include_stop_str_in_output: leave the stop string at the end of the text.
     logprobs: None, or how many of the most likely tokens to report (0 to 20) beside the sampled one.
+    prompt_logprobs: the same for each token of the prompt but the first. Such a request takes no prefix hits.
+    structured_outputs: a grammar that the text follows. The output ends ("stop") when the grammar is complete and EOS
+        is drawn, even with ignore_eos. min_tokens keeps EOS back only while the grammar allows another token. A stop
+        string or stop token, and max_tokens, may end the text before the grammar is complete.
     skip_special_tokens: leave control tokens out of the text.
     detokenize: False leaves the text empty; stop strings need it.
     """
@@ -64,6 +119,8 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
 
@@ -83,8 +140,13 @@ class SamplingParams:
         self._set("min_tokens", _integer("min_tokens", self.min_tokens, 0))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
-        if self.logprobs is not None:
-            self._set("logprobs", _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._set(name, _integer(name, getattr(self, name), 0, MAX_LOGPROBS))
+        if not isinstance(self.structured_outputs, (StructuredOutputsParams, type(None))):
+            raise ValueError(
+                f"structured_outputs must be StructuredOutputsParams, got {type(self.structured_outputs).__name__}"
+            )
         self._set("logit_bias", _logit_bias(self.logit_bias))
         self._set("stop", _stop_strings(self.stop))
         self._set("stop_token_ids", _stop_token_ids(self.stop_token_ids))
@@ -186,8 +248,7 @@ def _stop_strings(value: object) -> tuple[str, ...]:
             raise ValueError("stop must not hold an empty string, got ''")
         if len(stop) > MAX_STOP_LENGTH:
             raise ValueError(f"stop: a string may have at most {MAX_STOP_LENGTH} characters, got {len(stop)}")
-        if any("\ud800" <= character <= "\udfff" for character in stop):
-            raise ValueError(f"stop must be valid Unicode, got {show(stop)}")
+        _check_unicode("stop", stop)
     return tuple(value)
 
 
@@ -199,3 +260,67 @@ def _stop_token_ids(value: object) -> tuple[int, ...]:
     if len(value) > MAX_STOP_TOKEN_IDS:
         raise ValueError(f"stop_token_ids may have at most {MAX_STOP_TOKEN_IDS} entries, got {len(value)}")
     return tuple(_integer("stop_token_ids", token_id, 0) for token_id in value)
+
+
+def _check_unicode(name: str, text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{name} must be valid Unicode, got {show(text)}")
+
+
+def _bounded_text(name: str, value: object, max_length: int) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {show(value)}")
+    if len(value) > max_length:
+        raise ValueError(f"{name} may have at most {max_length} characters, got {len(value)}")
+    _check_unicode(name, value)
+    return value
+
+
+def _schema_text(value: object) -> str:
+    """A JSON schema as text, after its size, its depth and its patterns were looked at."""
+    if not isinstance(value, (str, Mapping)):
+        raise ValueError(f"json must be a JSON schema, as text or as a dict, got {type(value).__name__}")
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+        schema = json.loads(text) if len(text) <= MAX_SCHEMA_LENGTH else None
+    except RecursionError:
+        raise ValueError(f"json may have at most {MAX_SCHEMA_DEPTH} levels, got more") from None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"json is not a JSON schema: {error}") from None
+    _bounded_text("json", text, MAX_SCHEMA_LENGTH)
+    level, depth = [schema], 0
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise ValueError(f"json may have at most {MAX_SCHEMA_DEPTH} levels, got more")
+        below: list[object] = []
+        for node in level:
+            if isinstance(node, dict):
+                _check_patterns(node)
+                below += node.values()
+            elif isinstance(node, list):
+                below += node
+        level = below
+    return text
+
+
+def _check_patterns(schema: dict[str, object]) -> None:
+    patterns = [schema.get("pattern"), *_keys(schema.get("patternProperties"))]
+    for pattern in patterns:
+        if isinstance(pattern, str):
+            refuse_explosive_regex("json: pattern", _bounded_text("json: pattern", pattern, MAX_REGEX_LENGTH))
+
+
+def _keys(value: object) -> list[object]:
+    return list(value) if isinstance(value, dict) else []
+
+
+def _choices(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"choice must be a list of strings, got {show(value)}")
+    if not 0 < len(value) <= MAX_CHOICES:
+        raise ValueError(f"choice must have 1 to {MAX_CHOICES} strings, got {len(value)}")
+    texts = tuple(_bounded_text("choice", text, MAX_CHOICES_LENGTH) for text in value)
+    if sum(map(len, texts)) > MAX_CHOICES_LENGTH:
+        raise ValueError(f"choice may have at most {MAX_CHOICES_LENGTH} characters in all, got {sum(map(len, texts))}")
+    return texts

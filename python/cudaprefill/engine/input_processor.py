@@ -12,6 +12,7 @@ from cudaprefill.engine.request import Request
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.sampling_params import SamplingParams, show
 from cudaprefill.text.chat_template import Message, check_unicode
+from cudaprefill.text.grammar import Grammars
 from cudaprefill.text.tokenizer import Tokenizer
 
 # Text, token ids (an array or a tensor of them will do), or vLLM's dicts: {"prompt": text} or
@@ -27,6 +28,10 @@ class InputProcessor:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     limits: SchedulerConfig
+    grammars: Grammars = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grammars", Grammars(self.tokenizer, self.eos_token_ids, self.vocab_size))
 
     def process_prompt(
         self,
@@ -36,10 +41,14 @@ class InputProcessor:
         *,
         priority: int = 0,
         arrival_time: float | None = None,
+        cache_salt: str | None = None,
     ) -> tuple[Request, str | None]:
         """The request, and the prompt's text where it was given as text."""
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        text, token_ids, cache_salt = self._parse(prompt)
+        text, token_ids, own_salt = self._parse(prompt)
+        if own_salt is not None and cache_salt is not None:
+            raise ValueError("cache_salt is given twice: in the prompt and beside it")
+        cache_salt = cache_salt if own_salt is None else own_salt
         request = self._request(request_id, token_ids, params, priority, arrival_time, cache_salt)
         return request, text
 
@@ -101,7 +110,6 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         params.validate_for(self.vocab_size)
-        tokenized_time = time.monotonic()
         self.limits.refuse_impossible(len(token_ids), params.n)
         if max(token_ids) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
             raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
@@ -109,6 +117,9 @@ class InputProcessor:
             if not isinstance(cache_salt, str) or not cache_salt:
                 raise ValueError(f"cache_salt must be a string that is not empty, got {show(cache_salt)}")
             check_unicode("cache_salt", cache_salt)
+        structured = params.structured_outputs
+        grammar = None if structured is None else self.grammars.compile(structured)
+        tokenized_time = time.monotonic()
         members = [
             Request(
                 request_id=request_id if index == 0 else f"{request_id}#{index}",
@@ -119,6 +130,7 @@ class InputProcessor:
                 tokenized_time=tokenized_time,
                 priority=priority,
                 extra_keys=(("cache_salt", cache_salt.encode()),) if cache_salt else (),
+                grammar=grammar,
             )
             for index in range(params.n)
         ]

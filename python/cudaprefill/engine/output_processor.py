@@ -43,7 +43,7 @@ class OutputProcessor:
     def make(self, request: Request) -> list[Output]:
         """The n outputs of a request, not yet known here."""
         params, request_id = request.sampling_params, request.request_id
-        lead = SamplingState(params, request.prompt_token_ids, [], request.eos_token_ids)
+        lead = SamplingState(params, request.prompt_token_ids, [], request.eos_token_ids, grammar=request.grammar)
         return [
             Output(
                 request_id, index, member, lead.fork(index, []) if index else lead, TextStream(self._tokenizer, params)
@@ -99,6 +99,8 @@ class OutputProcessor:
         first = not output.token_ids
         output.token_ids.append(token_id)
         metrics.record_token(time)
+        if not request.finished and output.sampling_state.at_end_of_grammar:
+            self._finish(request, "stop", None)
         ends_by_token = request.finish_reason == "stop"
         text = ""
         if not ends_by_token or request.sampling_params.include_stop_str_in_output:

@@ -1,6 +1,6 @@
-"""What changes single logits of a row before anything is drawn: min_tokens, logit_bias and the penalties.
+"""What changes the logits of a row before anything is drawn: grammars, min_tokens, logit_bias and the penalties.
 
-All three touch few logits of a row, so they are gathered into flat lists over the batch, changed and put back.
+All but the first touch few logits of a row, so they are gathered into flat lists over the batch, changed and put back.
 """
 
 from __future__ import annotations
@@ -59,18 +59,32 @@ class TokenCounts:
 
 
 def modify_logits(logits: Tensor, states: Sequence[SamplingState]) -> None:
-    """Changes logits [R, V] in place, row i as states[i] asks: min_tokens, then logit_bias, then the penalties.
+    """Changes logits [R, V] in place, row i as states[i] asks.
+
+    What its grammar and min_tokens forbid becomes -infinity; then come logit_bias and the penalties.
 
     A logit above 0 is divided by the repetition penalty, one below is multiplied, once for each distinct token of
     prompt and output; then come frequency_penalty times the count in the output, and presence_penalty once.
     """
+    _mask_by_grammar(logits, states)
     _mask_stop_tokens(logits, states)
     _add_bias(logits, states)
     _penalize(logits, states)
 
 
+def _mask_by_grammar(logits: Tensor, states: Sequence[SamplingState]) -> None:
+    guided = [(row, state.matcher, state) for row, state in enumerate(states) if state.matcher is not None]
+    if not guided:
+        return
+    words = np.stack([matcher.allowed(state.output_token_ids) for _, matcher, state in guided])
+    rows = device_tensor([row for row, _, _ in guided], torch.int64, logits.device)
+    bits = device_tensor(words, torch.int32, logits.device)[:, :, None] >> torch.arange(32, device=logits.device)
+    forbidden = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
+    logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
+
 def _mask_stop_tokens(logits: Tensor, states: Sequence[SamplingState]) -> None:
-    masked = [state.stop_token_ids if state.masks_stop_tokens else () for state in states]
+    masked = [state.masked_stop_tokens for state in states]
     if any(masked):
         places = _places([np.asarray(token_ids, np.int64) for token_ids in masked], logits)
         logits[places] = -torch.inf

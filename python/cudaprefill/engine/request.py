@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from cudaprefill._core import RequestTable
     from cudaprefill.sampling_params import SamplingParams
+    from cudaprefill.text.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -40,9 +41,11 @@ class Request:
     sampling_params: SamplingParams
     eos_token_ids: Sequence[int] = ()
     arrival_time: float = 0.0  # seconds
-    tokenized_time: float | None = None  # when its prompt was tokens, seconds; None if nobody said
+    # When its prompt was tokens and its grammar compiled, seconds; None if nobody said.
+    tokenized_time: float | None = None
     priority: int = 0
     extra_keys: tuple[tuple[str, bytes], ...] = ()
+    grammar: Grammar | None = None  # that the text of its output follows
     siblings: list[Request] = field(default_factory=list)
 
     state: RequestState = field(default=RequestState.WAITING, init=False)

@@ -3,7 +3,7 @@
 The order of operations is that of vLLM's sampler:
 
     1  log-probabilities, where asked for, of the model's own logits           logprobs.py
-    2  min_tokens, logit_bias, repetition, frequency and presence penalty      penalties.py
+    2  what a grammar and min_tokens forbid; logit_bias and penalties          penalties.py
     3  greedy outputs take their best token
     4  temperature, min_p, top_k, top_p                                        filters.py
     5  one uniform number draws a token of what is left                        draw.py
@@ -69,7 +69,7 @@ class Sampler:
         result = SamplerOutput(token_ids, [None] * len(outputs))
         for place, token_id in enumerate(token_ids):
             if token_id == NOT_FINITE:
-                result.errors[place] = _reason(logits, outputs[place][0])
+                result.errors[place] = _reason(logits, *outputs[place])
         _add_logprobs(result, logits, outputs)
         return result
 
@@ -156,7 +156,7 @@ def _add_logprobs(result: SamplerOutput, logits: Tensor, outputs: Sequence[RowSt
             result.logprobs[place] = of_token
 
 
-def _reason(logits: Tensor, row: int) -> str:
+def _reason(logits: Tensor, row: int, state: SamplingState) -> str:
     """Why nothing can be drawn from a row."""
     values = logits[row]
     for name, wrong in (("NaN", values.isnan()), ("infinite", values == torch.inf)):
@@ -166,4 +166,6 @@ def _reason(logits: Tensor, row: int) -> str:
             return f"logits row {row}: {count} of {values.numel()} are {name}, the first is token {first}"
     if values.amax() == -torch.inf:
         return f"logits row {row}: all {values.numel()} are -infinity"
+    if state.matcher is not None:
+        return f"structured_outputs: {state.matcher.error or 'the model gives no allowed token a finite logit'}"
     return f"logits row {row}: min_tokens leaves none of {values.numel()} tokens to draw"

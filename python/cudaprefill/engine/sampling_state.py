@@ -10,6 +10,7 @@ import numpy as np
 
 from cudaprefill.engine.penalties import TokenCounts
 from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.text.grammar import Grammar, Matcher
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,15 +25,18 @@ class SamplingState:
     prompt_token_ids, output_token_ids: the request's own lists, read at every step and never copied.
     stop_token_ids: what min_tokens keeps from being drawn: EOS unless it is ignored, and the stop tokens.
     index: which of the n outputs.
+    matcher: where the text must follow a grammar.
     """
 
     __slots__ = (
         "_block",
         "_block_number",
         "_counts",
+        "_grammar",
         "_seed",
         "greedy",
         "index",
+        "matcher",
         "output_token_ids",
         "params",
         "penalized",
@@ -48,6 +52,7 @@ class SamplingState:
         eos_token_ids: Sequence[int] = (),
         index: int = 0,
         seed: int | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         """`seed` overrides that of `params`."""
         self.params = params
@@ -62,6 +67,8 @@ class SamplingState:
         self.penalized = (
             params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
         )
+        self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
+        self._grammar = grammar
         self._seed = params.seed if seed is None else seed
         self._block_number = -1
         self._block: npt.NDArray[np.float64] | None = None
@@ -70,7 +77,13 @@ class SamplingState:
     def fork(self, index: int, output_token_ids: list[int]) -> SamplingState:
         """The state of output `index` of the same request: the same seed, a stream of uniforms of its own."""
         return SamplingState(
-            self.params, self.prompt_token_ids, output_token_ids, self.stop_token_ids, index, seed=self.seed
+            self.params,
+            self.prompt_token_ids,
+            output_token_ids,
+            self.stop_token_ids,
+            index,
+            seed=self.seed,
+            grammar=self._grammar,
         )
 
     @property
@@ -83,11 +96,26 @@ class SamplingState:
     @property
     def modified(self) -> bool:
         """Whether the next token is chosen from other logits than the model's own."""
-        return self.penalized or bool(self.params.logit_bias) or self.masks_stop_tokens
+        return self.penalized or bool(self.params.logit_bias) or self.matcher is not None or self.is_shorter_than_asked
 
     @property
-    def masks_stop_tokens(self) -> bool:
+    def is_shorter_than_asked(self) -> bool:
+        """Whether min_tokens keeps stop tokens from coming next."""
         return bool(self.stop_token_ids) and len(self.output_token_ids) < self.params.min_tokens
+
+    @property
+    def masked_stop_tokens(self) -> Sequence[int]:
+        """The stop tokens that must not come next. Where a grammar has come to its end, they are all it leaves."""
+        if not self.is_shorter_than_asked:
+            return ()
+        if self.matcher is not None and not self.matcher.allows_others(self.output_token_ids, self.stop_token_ids):
+            return ()
+        return self.stop_token_ids
+
+    @property
+    def at_end_of_grammar(self) -> bool:
+        """Whether the output has ended as its grammar says. Always False without one."""
+        return self.matcher is not None and self.matcher.ended(self.output_token_ids)
 
     def next_uniform(self) -> float:
         """The number in [0, 1) that draws the next token.
