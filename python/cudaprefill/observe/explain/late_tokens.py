@@ -103,7 +103,7 @@ def _preventions(history: History, step: StepEvent, limit: float, cost: Cost) ->
             setting="--max-num-batched-tokens",
             value=budget,
             predicted=seconds,
-            text=f"a budget of {budget:,} tokens leaves {most:,} for chunks beside {work.num_decodes} decodes: "
+            text=f"a budget of {budget:,} tokens leaves {most:,} for chunks beside the decodes ({work.num_decodes}): "
             f"the step takes {seconds * 1e3:.0f} ms instead of {step.duration * 1e3:.0f}",
         )
     ]
