@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
+import functools
 import os
 import time
+import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from cudaprefill.config import EngineConfig
+from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.engine_thread import EngineThread
 from cudaprefill.engine.factory import EngineInfo, EngineParts, build_engine
 from cudaprefill.engine.input_processor import Prompt
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.request_stream import AsyncRequestStream
+from cudaprefill.errors import EngineDeadError
+from cudaprefill.observe.event_hub import EventHub
+from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.sampling_params import SamplingParams
 from cudaprefill.text.chat_template import Message
 
 Progress = Callable[[float, float], None]
+Result = TypeVar("Result")
 
 
 class AsyncEngine:
@@ -39,8 +47,8 @@ class AsyncEngine:
         self._input_processor = parts.input_processor
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, AsyncRequestStream] = {}
-        self._engine = EngineThread(parts.engine)
-        self._ids = itertools.count()
+        self.events = EventHub(self._loop, self._listen)
+        self._engine = EngineThread(parts.engine, self.events.hand_over)
 
     @classmethod
     async def load(
@@ -57,20 +65,29 @@ class AsyncEngine:
         *,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+        executor: Executor | None = None,
     ) -> AsyncRequestStream:
         """Continues a prompt. Raises ValueError saying what is wrong with it.
+
+        request_id: one of the caller's own; None: a new one.
+        arrival_time: when the request was received, by time.monotonic(); None: now.
+        executor: where the prompt is tokenized; None: the event loop's default.
 
         Iterating the stream raises ValueError or QueueFullError if the engine refuses the request, and EngineDeadError
         if the engine stops.
         """
-        request, text = await asyncio.to_thread(
+        process = functools.partial(
             self._input_processor.process_prompt,
             self._new_id() if request_id is None else request_id,
             prompt,
             SamplingParams() if sampling_params is None else sampling_params,
             priority=priority,
-            arrival_time=time.monotonic(),
+            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
+            cache_salt=cache_salt,
         )
+        request, text = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, text)
 
     async def chat(
@@ -81,27 +98,79 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        arrival_time: float | None = None,
+        executor: Executor | None = None,
     ) -> AsyncRequestStream:
         """Answers a conversation through the model's chat template. Otherwise as `generate`."""
-        request = await asyncio.to_thread(
+        process = functools.partial(
             self._input_processor.process_chat,
             self._new_id() if request_id is None else request_id,
             messages,
             SamplingParams() if sampling_params is None else sampling_params,
             priority=priority,
-            arrival_time=time.monotonic(),
+            arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             cache_salt=cache_salt,
         )
+        request = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, None)
+
+    async def abort(self, request_id: str) -> bool:
+        """Ends a request wherever it is; its last deltas say "abort". False for an id that is unknown or finished."""
+        ended = await asyncio.wrap_future(self._engine.abort(request_id))
+        return ended > 0
+
+    async def abort_all(self) -> int:
+        """Ends all requests, and returns how many there were."""
+        return await asyncio.wrap_future(self._engine.abort_all())
+
+    @property
+    def settings(self) -> EngineSettings:
+        """What `change_settings` changes."""
+        return self._engine.settings
+
+    async def change_settings(
+        self,
+        *,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+        itl_target_ms: float | None = None,
+    ) -> EngineSettings:
+        """Changes those that are given, from the next step on, and returns all. An `itl_target_ms` of 0 takes it away.
+
+        Raises ValueError naming the setting and both numbers; nothing is changed then.
+        """
+        settings = await self.call(
+            lambda engine: engine.change_settings(
+                max_num_batched_tokens=max_num_batched_tokens,
+                long_prefill_token_threshold=long_prefill_token_threshold,
+                itl_target_ms=itl_target_ms,
+            )
+        )
+        self.events.touch()
+        return settings
+
+    async def call(self, function: Callable[[Engine], Result]) -> Result:
+        """The result of `function(engine)`, run in the engine's thread between two steps: keep it short.
+
+        What happened before has been told to all listeners of `events` when it is here, and maybe something of later
+        steps too. Where that order matters, hand the result over in `function`, by `events.post`.
+        Raises EngineDeadError if the engine has stopped.
+        """
+        return await asyncio.wrap_future(self._engine.call(function))
 
     async def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""
-        await asyncio.wrap_future(self._engine.call(lambda engine: engine.scheduler.reset_prefix_cache()))
+        await self.call(lambda engine: engine.scheduler.reset_prefix_cache())
+        self.events.touch()
 
     @property
     def error(self) -> BaseException | None:
         """Why the engine stopped by itself, if it did."""
         return self._engine.error
+
+    def stuck_for(self) -> float:
+        """Seconds that the current step has lasted; 0.0 when there is none."""
+        return self._engine.stuck_for()
 
     async def close(self) -> None:
         """Ends all requests and the engine's thread. Harmless when repeated."""
@@ -116,7 +185,11 @@ class AsyncEngine:
         await self.close()
 
     def _new_id(self) -> str:
-        return f"request-{next(self._ids)}"
+        return f"request-{uuid.uuid4().hex}"  # never one that a caller gave
+
+    def _listen(self, wanted: bool) -> None:
+        with contextlib.suppress(EngineDeadError):  # nothing happens in it any more
+            self._engine.call(lambda engine: engine.listen(self.events if wanted else None))
 
     def _submit(self, request: Request, text: str | None) -> AsyncRequestStream:
         request_id = request.request_id

@@ -41,6 +41,7 @@ class EngineConfig:
     max_num_seqs: int | None = None  # requests that run at once; None: 256, or the budget if that is smaller
     max_model_len: int | None = None  # prompt plus output of one request; None: what the model was made for
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in one step while others wait; 0: automatic
+    itl_target_ms: float | None = None  # chunks are cut so that a step with decodes lasts no longer; None, 0: no target
     max_num_queued_reqs: int | None = None  # waiting requests before new ones are refused; None: no limit
     kv_cache_dtype: str = "auto"  # auto: as the activations
     kv_cache_memory: int | None = None  # bytes of KV cache on a CPU; None: 2 GiB
@@ -62,18 +63,35 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0.0 < share <= 1.0:
             raise ValueError(f"gpu_memory_utilization must be in (0, 1], got {share!r}")
-        for name, (least, most) in _RANGES.items():
+        for name in _RANGES:
             value = getattr(self, name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ValueError(f"{name} must be an integer, got {value!r}")
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-            if value > most:
-                raise ValueError(f"{name} must be at most {most}, got {value}")
+            if value is not None:
+                check_count(name, value)
+        if self.itl_target_ms is not None:
+            check_itl_target(self.itl_target_ms)
+        budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if budget is not None and seqs is not None and budget < seqs:
+            raise ValueError(f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({seqs})")
         if self.block_size not in BLOCK_SIZES:
             raise ValueError(f"block_size must be one of {BLOCK_SIZES}, got {self.block_size!r}")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises ValueError naming the setting, its value and what is allowed."""
+    least, most = _RANGES[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+
+
+def check_itl_target(value: object) -> float | None:
+    """The target as it is, None for 0. Raises ValueError for what is no number of milliseconds."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError(f"itl_target_ms must be a number of milliseconds, or 0 for no target, got {value!r}")
+    return float(value) or None
 
 
 def parse_count(text: str) -> int:

@@ -17,6 +17,7 @@ from cudaprefill.engine.input_processor import Prompt, as_list
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.request_stream import RequestStream
 from cudaprefill.outputs import RequestOutput
+from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.sampling_params import SamplingParams
 from cudaprefill.text.chat_template import Message
 
@@ -93,6 +94,30 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""
         self._engine.call(lambda engine: engine.scheduler.reset_prefix_cache()).result()
+
+    @property
+    def settings(self) -> EngineSettings:
+        """What `change_settings` changes."""
+        return self._engine.settings
+
+    def change_settings(
+        self,
+        *,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+        itl_target_ms: float | None = None,
+    ) -> EngineSettings:
+        """Changes those that are given, from the next step on, and returns all. An `itl_target_ms` of 0 takes it away.
+
+        Raises ValueError naming the setting and both numbers; nothing is changed then.
+        """
+        return self._engine.call(
+            lambda engine: engine.change_settings(
+                max_num_batched_tokens=max_num_batched_tokens,
+                long_prefill_token_threshold=long_prefill_token_threshold,
+                itl_target_ms=itl_target_ms,
+            )
+        ).result()
 
     def close(self) -> None:
         """Ends all requests and the engine's thread. Harmless when repeated."""

@@ -16,7 +16,9 @@ from cudaprefill.engine.sampler import Sampler, SamplerOutput
 from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.engine.schedule import Schedule
 from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.observe.event_hub import EventHub
 from cudaprefill.observe.events import StepEvent
+from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.text.tokenizer import Tokenizer
 
 Clock = Callable[[], float]
@@ -56,6 +58,38 @@ class Engine:
     def abort(self, request_id: str) -> list[OutputDelta]:
         """Ends a request with all its outputs; nothing for an id that is unknown or finished."""
         return self._outputs.abort(request_id, self._clock())
+
+    def abort_all(self) -> list[OutputDelta]:
+        """Ends all requests with all their outputs."""
+        return self._outputs.abort_all(self._clock())
+
+    def end_all(self) -> None:
+        """Ends all requests with "error" and without deltas: nobody will step the engine any more."""
+        self.scheduler.finish_all("error")
+
+    def listen(self, hub: EventHub | None) -> None:
+        """Tells `hub` all that happens from now on; None: nobody."""
+        self.scheduler.on_event = None if hub is None else hub.on_event
+        self.on_step = None if hub is None else hub.on_step
+
+    @property
+    def settings(self) -> EngineSettings:
+        """What `change_settings` changes; may be read from any thread."""
+        return self.scheduler.settings
+
+    def change_settings(
+        self,
+        *,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+        itl_target_ms: float | None = None,
+    ) -> EngineSettings:
+        """Changes those that are given, from the next step on, and returns all. A target of 0 takes it away.
+
+        Raises ValueError naming the setting and both numbers; nothing is changed then.
+        """
+        self.scheduler.change_settings(max_num_batched_tokens, long_prefill_token_threshold, itl_target_ms)
+        return self.settings
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()

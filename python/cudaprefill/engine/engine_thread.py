@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +17,7 @@ from cudaprefill.errors import EngineDeadError
 if TYPE_CHECKING:
     from cudaprefill.engine.engine import Engine
     from cudaprefill.engine.request import Request
+    from cudaprefill.protocol.telemetry import EngineSettings
 
 Result = TypeVar("Result")
 
@@ -27,9 +29,12 @@ Command = Callable[["Engine"], None]
 class EngineThread:
     """Steps the engine while it has work; commands (submit, abort, anything else) run between steps, in order."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, hand_over: Callable[[], None] = lambda: None) -> None:
+        """`hand_over`, called in the engine's thread, sends the events that were collected: see EventHub."""
         self.error: BaseException | None = None
         self._engine = engine
+        self._hand_over = hand_over
+        self._step_start: float | None = None
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
         self._lock = threading.Lock()  # guards _closing against a command that is put in while the thread ends
@@ -51,25 +56,45 @@ class EngineThread:
 
         self._put(admit)
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request wherever it is; its last deltas say "abort". Unknown and finished ids are ignored."""
-        with self._lock:
-            if not self._closing:
-                self._commands.put(lambda engine: self._deliver(engine.abort(request_id)))
+    def abort(self, request_id: str) -> Future[int]:
+        """Ends a request wherever it is; its last deltas say "abort".
+
+        The result is how many requests that were: none if the id is unknown or finished, or the engine has stopped.
+        """
+        return self._end_early(lambda engine: engine.abort(request_id))
+
+    def abort_all(self) -> Future[int]:
+        """Ends all requests; otherwise as `abort`."""
+        return self._end_early(lambda engine: engine.abort_all())
 
     def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
-        """Runs `function(engine)` between two steps."""
+        """Runs `function(engine)` between two steps. Raises EngineDeadError if the engine has stopped."""
         future: Future[Result] = Future()
 
         def run(engine: Engine) -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function(engine))
-                except Exception as error:
-                    future.set_exception(error)
+            if not future.set_running_or_notify_cancel():
+                return
+            self._hand_over()  # what happened before, so that it is known by then
+            try:
+                result = function(engine)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                self._hand_over()
+                future.set_result(result)
 
         self._put(run)
         return future
+
+    @property
+    def settings(self) -> EngineSettings:
+        """As of now; a change may be on its way."""
+        return self._engine.settings
+
+    def stuck_for(self) -> float:
+        """Seconds that the current step has lasted; 0.0 between steps."""
+        start = self._step_start
+        return 0.0 if start is None else time.monotonic() - start
 
     def close(self) -> None:
         """Ends every request with an error, then the thread; returns when it has ended. Harmless when repeated."""
@@ -80,6 +105,24 @@ class EngineThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         atexit.unregister(self.close)
+
+    def _end_early(self, end: Callable[[Engine], list[OutputDelta]]) -> Future[int]:
+        future: Future[int] = Future()
+
+        def run(engine: Engine) -> None:
+            deltas = []
+            with contextlib.suppress(EngineDeadError):
+                deltas = end(engine)
+                self._deliver(deltas)
+            if future.set_running_or_notify_cancel():
+                future.set_result(sum(delta.request_finished for delta in deltas))
+
+        with self._lock:
+            if self._closing:
+                future.set_result(0)
+            else:
+                self._commands.put(run)
+        return future
 
     def _put(self, command: Command) -> None:
         with self._lock:
@@ -99,7 +142,10 @@ class EngineThread:
             while True:
                 self._run_commands()
                 if self._engine.has_work():
-                    self._deliver(self._engine.step())
+                    self._step_start = time.monotonic()
+                    deltas = self._engine.step()
+                    self._step_start = None
+                    self._deliver(deltas)
         except _Stop:
             pass
         except BaseException as error:
@@ -111,12 +157,16 @@ class EngineThread:
         """Runs all that wait; with no work to do, waits for one."""
         while True:
             try:
-                command = self._commands.get(block=not self._engine.has_work())
+                command = self._commands.get_nowait()
             except queue.Empty:
-                return
+                self._hand_over()
+                if self._engine.has_work():
+                    return
+                command = self._commands.get()
             command(self._engine)
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
+        self._hand_over()
         by_mailbox: dict[Mailbox, list[OutputDelta]] = {}
         for delta in deltas:
             by_mailbox.setdefault(self._mailboxes[delta.request_id], []).append(delta)
@@ -135,6 +185,10 @@ class EngineThread:
     def _end(self) -> None:
         with self._lock:
             self._closing = True
+        self._step_start = None
+        with contextlib.suppress(Exception):  # of an engine that failed, nothing is certain
+            self._engine.end_all()
+        self._hand_over()
         reason = self._reason()
         for request_id, mailbox in self._mailboxes.items():
             _delivered(mailbox, [OutputDelta.failed(request_id, reason)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -100,6 +100,18 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
     device = resolve_device(config.device)
     budget = config.max_num_batched_tokens or TOKEN_BUDGET[device.type]
     max_num_seqs = config.max_num_seqs or min(MAX_NUM_SEQS, budget)
+    scheduler_config = SchedulerConfig(
+        num_blocks=1,  # until the memory is measured; contradictions are found before a model is loaded
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_num_queued_reqs=config.max_num_queued_reqs,
+        itl_target_ms=config.itl_target_ms or None,
+        token_budget_limit=None if device.type == "cpu" else budget,
+    )
     torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
     tokenizer = Tokenizer.load(path)
     model = load_model(path, config.dtype, device, progress, max_model_len)
@@ -118,16 +130,7 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
     else:
         model_runner = DecodeGraphRunner(model, kv_cache, max_num_seqs, max_model_len, CudaGraphs(device).capture)
 
-    scheduler_config = SchedulerConfig(
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        long_prefill_token_threshold=config.long_prefill_token_threshold,
-        enable_prefix_caching=config.enable_prefix_caching,
-        max_num_queued_reqs=config.max_num_queued_reqs,
-    )
+    scheduler_config = replace(scheduler_config, num_blocks=num_blocks)
     eos_token_ids = tuple(model_config.eos_token_ids) or (
         () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cudaprefill.outputs import RequestMetrics, TokenLogprobs
+
+_TOKEN_BYTES = 8
+_LOGPROB_BYTES = 100
 
 
 @dataclass(slots=True)
@@ -23,6 +28,30 @@ class OutputDelta:
     request_finished: bool = False  # no delta of any output follows
     error: Exception | None = None  # why the request failed
     metrics: RequestMetrics | None = None  # with an output's first and last delta
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory its tokens, text and log-probabilities take."""
+        size = len(self.text) + _TOKEN_BYTES * len(self.token_ids)
+        if self.logprobs is not None:
+            size += _LOGPROB_BYTES * sum(map(len, self.logprobs))
+        return size
+
+    @classmethod
+    def merged(cls, deltas: Sequence[OutputDelta]) -> OutputDelta:
+        """What successive deltas of one output amount to."""
+        first, last = deltas[0], deltas[-1]
+        logprobs = [of_token for delta in deltas for of_token in delta.logprobs or ()]
+        return replace(
+            first,
+            token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+            text="".join(delta.text for delta in deltas),
+            logprobs=logprobs or first.logprobs,
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            request_finished=last.request_finished,
+            metrics=next((delta.metrics for delta in deltas if delta.metrics is not None), None),
+        )
 
     @classmethod
     def failed(cls, request_id: str, error: Exception) -> OutputDelta:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request import Request
+from cudaprefill.errors import SlowReaderError
 from cudaprefill.outputs import CompletionOutput, RequestOutput
+
+MAX_PENDING_BYTES = 2**20  # of a reader that does not say how many
+_MERGE_AT = 256  # unread deltas, so that they take little more memory than what is in them
 
 
 class _Stream:
     """What both kinds of stream share."""
 
-    def __init__(self, request: Request, prompt: str | None, abort: Callable[[], None]) -> None:
+    def __init__(self, request: Request, prompt: str | None, abort: Callable[[], object]) -> None:
         """`prompt` is the text of the request's prompt, where it was given as text; `abort` ends the request."""
         outputs = [CompletionOutput(index, "", []) for index in range(1 + len(request.siblings))]
         self.output = RequestOutput(request.request_id, prompt, list(request.prompt_token_ids), outputs, finished=False)
@@ -50,7 +55,7 @@ class RequestStream(_Stream):
     leaves the request running, unless it is inside `with stream:`, which aborts it at the end.
     """
 
-    def __init__(self, request: Request, prompt: str | None, abort: Callable[[], None]) -> None:
+    def __init__(self, request: Request, prompt: str | None, abort: Callable[[], object]) -> None:
         super().__init__(request, prompt, abort)
         self._mail: queue.SimpleQueue[list[OutputDelta]] = queue.SimpleQueue()
         self._complete = threading.Event()  # the last delta is in the mail
@@ -89,21 +94,80 @@ class RequestStream(_Stream):
 class AsyncRequestStream(_Stream):
     """The same for asyncio, with `async with stream:`, which aborts the request at a break or a cancellation too."""
 
-    def __init__(self, request: Request, prompt: str | None, abort: Callable[[], None]) -> None:
+    def __init__(self, request: Request, prompt: str | None, abort: Callable[[], object]) -> None:
         super().__init__(request, prompt, abort)
-        self._mail: asyncio.Queue[OutputDelta] = asyncio.Queue()
+        self._mail: deque[OutputDelta] = deque()  # unread
+        self._mail_came = asyncio.Event()
+        self._max_pending_bytes: int | None = None  # not None: deltas of one output are merged
+        self._pending_bytes = 0
+        self._merge_at = _MERGE_AT
+        self._overflow: SlowReaderError | None = None
 
     def deliver(self, delta: OutputDelta) -> None:
         """Called in the event loop."""
-        self._mail.put_nowait(delta)
+        if self._overflow is not None:
+            self.output.finished |= delta.request_finished
+            return
+        self._mail.append(delta)
+        self._mail_came.set()
+        if self._max_pending_bytes is not None:
+            self._pending_bytes += delta.size
+            self._check_pending(self._max_pending_bytes)
+            if len(self._mail) >= self._merge_at:
+                self._merge_mail()
+                self._merge_at = 2 * len(self._mail) + _MERGE_AT
+
+    def merged(self, max_pending_bytes: int = MAX_PENDING_BYTES) -> AsyncIterator[OutputDelta]:
+        """Iterates, from now on, over as few deltas as the reader is slow: what waits of one output comes as one.
+
+        When more than about `max_pending_bytes` of text, tokens and log-probabilities wait unread, the request is
+        aborted, what waits is lost, and iteration raises SlowReaderError with both numbers.
+        """
+        self._max_pending_bytes = max_pending_bytes
+        self._pending_bytes = sum(delta.size for delta in self._mail)
+        self._check_pending(max_pending_bytes)
+        return self
+
+    def _check_pending(self, limit: int) -> None:
+        if self._pending_bytes > limit:
+            self._overflow = SlowReaderError(
+                f"{self._pending_bytes} bytes of the output of request {self.output.request_id!r} wait unread, "
+                f"the limit is {limit}"
+            )
+            self.output.finished |= self._mail[-1].request_finished
+            self._mail.clear()
+            self._mail_came.set()
+            self.abort()
 
     def __aiter__(self) -> AsyncIterator[OutputDelta]:
         return self
 
     async def __anext__(self) -> OutputDelta:
-        if self.output.finished:
+        if self._overflow is None and self.output.finished:
             raise StopAsyncIteration
-        return self._apply(await self._mail.get())
+        await self._mail_came.wait()
+        if self._overflow is not None:
+            raise self._overflow
+        if self._max_pending_bytes is not None:
+            self._merge_mail()
+            self._pending_bytes -= self._mail[0].size
+        delta = self._mail.popleft()
+        if not self._mail:
+            self._mail_came.clear()
+        return self._apply(delta)
+
+    def _merge_mail(self) -> None:
+        """One delta for each output that has any, in the order in which these have waited."""
+        if len(self._mail) < 2:
+            return
+        by_output: dict[tuple[int, bool], list[OutputDelta]] = {}
+        for delta in self._mail:  # an error stays by itself: what came before it is not lost
+            by_output.setdefault((delta.index, delta.error is not None), []).append(delta)
+        merged = [OutputDelta.merged(own) if len(own) > 1 else own[0] for own in by_output.values()]
+        finished = any(delta.request_finished for delta in merged)
+        for delta in merged:
+            delta.request_finished = finished and delta is merged[-1]
+        self._mail = deque(merged)
 
     async def __aenter__(self) -> AsyncRequestStream:
         return self

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cudaprefill import _core
+from cudaprefill.config import check_count, check_itl_target
 from cudaprefill.engine.request import FinishReason, Request, RequestState
 from cudaprefill.engine.request_queue import RequestQueue, RequestRows
 from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
-from cudaprefill.protocol.telemetry import PoolTotals
+from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,9 +56,7 @@ class Scheduler:
             constant_hash=constant_hash,
         )
         self.table = _core.RequestTable(self.pool)
-        self._builder = _core.BatchBuilder(
-            self.table, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len
-        )
+        self._builder = self._make_builder()
         self.on_event = on_event
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -89,6 +89,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def num_steps(self) -> int:
+        """The number of the last step."""
+        return self._step
 
     def has_work(self) -> bool:
         return bool(self._requests)
@@ -166,11 +171,56 @@ class Scheduler:
         else:
             self._ended_in_step[request] = tokens
 
+    def finish_all(self, reason: FinishReason) -> None:
+        for request in list(self._requests.values()):
+            self.finish(request, reason)
+
     def _refuse_id_in_use(self, request: Request) -> None:
         ids = [member.request_id for member in (request, *request.siblings)]
         for index, request_id in enumerate(ids):
             if request_id in self._requests or request_id in ids[:index]:
                 raise ValueError(f"request id {request_id!r} is in use")
+
+    # --- What can be changed between two steps ---
+
+    @property
+    def settings(self) -> EngineSettings:
+        config = self.config
+        return EngineSettings(
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            itl_target_ms=config.itl_target_ms,
+        )
+
+    def change_settings(
+        self,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+        itl_target_ms: float | None = None,
+    ) -> None:
+        """Changes those that are given. An ITL target of 0 takes it away.
+
+        Raises ValueError naming the setting and both numbers; nothing is changed then.
+        """
+        if self._in_flight is not None:
+            raise RuntimeError(f"step {self._in_flight.number} is in flight: its sizes are decided")
+        changes: dict[str, Any] = {}
+        for name, count in (
+            ("max_num_batched_tokens", max_num_batched_tokens),
+            ("long_prefill_token_threshold", long_prefill_token_threshold),
+        ):
+            if count is not None:
+                check_count(name, count)
+                changes[name] = count
+        if itl_target_ms is not None:
+            changes["itl_target_ms"] = check_itl_target(itl_target_ms)
+        before, self.config = self.config, replace(self.config, **changes)
+        if self.config.max_num_batched_tokens != before.max_num_batched_tokens:
+            self._builder = self._make_builder()
+
+    def _make_builder(self) -> _core.BatchBuilder:
+        config = self.config
+        return _core.BatchBuilder(self.table, config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
 
     # --- A step ---
 

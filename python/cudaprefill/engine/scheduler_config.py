@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -17,6 +18,8 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0  # most tokens of one prompt while others want some; 0: half of what is left
     enable_prefix_caching: bool = True
     max_num_queued_reqs: int | None = None  # requests that may wait for a seat; None: no limit
+    itl_target_ms: float | None = None  # most milliseconds a step should last while requests decode; None: no target
+    token_budget_limit: int | None = None  # what max_num_batched_tokens may grow to while the engine runs; None: any
 
     def __post_init__(self) -> None:
         least = {
@@ -37,6 +40,13 @@ class SchedulerConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
                 f"({self.max_num_seqs}): every running request computes a token in every step"
             )
+        if self.token_budget_limit is not None and self.max_num_batched_tokens > self.token_budget_limit:
+            raise ValueError(
+                f"max_num_batched_tokens must be at most {self.token_budget_limit}, for which memory was set aside at "
+                f"the start, got {self.max_num_batched_tokens}"
+            )
+        if self.itl_target_ms is not None and not 0.0 < self.itl_target_ms < math.inf:
+            raise ValueError(f"itl_target_ms must be a positive number of milliseconds, got {self.itl_target_ms}")
 
     @property
     def num_slots(self) -> int:
