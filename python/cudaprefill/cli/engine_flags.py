@@ -38,6 +38,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of one prompt in a step while others wait (default: automatic)",
     )
+    add(
+        "--itl-target-ms",
+        type=float,
+        metavar="MS",
+        help="cut chunks so that a step with running streams lasts no longer (default: no target)",
+    )
     add("--max-num-queued-reqs", type=count, metavar="N", help="refuse requests when N wait (default: no limit)")
     add("--kv-cache-dtype", choices=DTYPES, default="auto", help="(default: as the activations)")
     add("--kv-cache-memory", type=memory, metavar="SIZE", help="KV cache on a CPU, e.g. 4GiB (default: 2GiB)")
