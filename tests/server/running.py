@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from cudaprefill.engine.factory import EngineInfo, EngineParts
 from cudaprefill.server.config import ServerConfig
 from cudaprefill.server.run import bound_socket, run
 from cudaprefill.server.state import ServerState
-from tests.engine.harness import MAX_MODEL_LEN, letters, make_engine, make_input_processor, pool_is_idle
+from tests.engine.harness import MAX_MODEL_LEN, make_engine, make_input_processor, pool_is_idle
 
 Result = TypeVar("Result")
 PATIENCE = 60.0  # seconds that anything may take on a busy machine
@@ -84,6 +83,14 @@ class RunningServer:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
+    def post_raw(self, path: str, body: dict[str, Any]) -> socket.socket:
+        """A connection on which a request was sent and nothing was read yet."""
+        connection = self.connect()
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+        connection.sendall(head.encode() + content)
+        return connection
+
     def await_(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of a coroutine in the server's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
@@ -91,10 +98,7 @@ class RunningServer:
     def in_engine(self, function: Callable[[Engine], Result]) -> Result:
         """The result of `function(engine)` between two steps."""
 
-        async def call() -> Future[Result]:
-            return self.state.engine._engine.call(function)
-
-        return self.await_(call()).result(PATIENCE)
+        return self.await_(self.state.engine.call(function))
 
     def wait_until(self, condition: Callable[[], bool], what: str = "") -> None:
         give_up = time.monotonic() + PATIENCE
@@ -106,6 +110,13 @@ class RunningServer:
         """Until no request is in flight and the engine has nothing to do."""
         self.wait_until(lambda: self.state.in_flight == 0, "all answers to end")
         self.wait_until(lambda: not self.in_engine(lambda engine: engine.has_work()), "the engine to have no work")
+
+    def check_idle(self) -> None:
+        """Waits until all is quiet; then every block must be free or cached, and nobody be known any more."""
+        self.wait_until_idle()
+        assert self.in_engine(pool_is_idle)
+        assert self.state.engine._engine._mailboxes == {}
+        assert self.state.engine._streams == {}
 
     def stop(self) -> None:
         """What a first signal does."""
@@ -133,11 +144,8 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.runner.gate.set()
-        if error is None and self._thread.is_alive() and self.state.in_flight == 0 and not self.state.died.is_set():
-            self.wait_until_idle()
-            assert self.in_engine(pool_is_idle)
-            assert self.state.engine._engine._mailboxes == {}
-            assert self.state.engine._streams == {}
+        if error is None and self._thread.is_alive() and not self.state.draining and not self.state.died.is_set():
+            self.check_idle()
         if self._thread.is_alive():
             self.stop()
         self.join()
@@ -152,7 +160,8 @@ class RunningServer:
         self.runner = PacedRunner(self.engine)
         self.runner.seconds = self._pace
         self.engine.model_runner = self.runner  # type: ignore[assignment]
-        return EngineParts(self.engine, make_input_processor(), letters(), _info(self.engine))
+        input_processor = make_input_processor()
+        return EngineParts(self.engine, input_processor, input_processor.tokenizer, _info(self.engine))
 
     def _run(self) -> None:
         try:

@@ -16,16 +16,33 @@ from cudaprefill.server import (
     controls,
     engine_settings,
     health,
+    metrics_endpoint,
     model_list,
     openapi,
+    responses,
+    telemetry,
     tokenization,
 )
 from cudaprefill.server.auth import ApiKeyMiddleware, BrowserGuardMiddleware
 from cudaprefill.server.config import is_loopback
 from cudaprefill.server.errors import ApiError, on_api_error, on_failure, on_http_exception
+from cudaprefill.server.observers import Observers
+from cudaprefill.server.observers import Observers
 from cudaprefill.server.state import ServerState
 
-ENDPOINTS = (completions, chat_completions, model_list, tokenization, engine_settings, controls, health, openapi)
+ENDPOINTS = (
+    completions,
+    chat_completions,
+    responses,
+    model_list,
+    tokenization,
+    engine_settings,
+    telemetry,
+    metrics_endpoint,
+    controls,
+    health,
+    openapi,
+)
 ALWAYS_ANSWERED = frozenset({"/metrics", "/version"})  # while the server shuts down, too
 
 
@@ -49,6 +66,8 @@ def create_app(state: ServerState) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.server = state
+    app.state.observers = Observers(state)
+    app.state.observers = Observers(state)
     return app
 
 

@@ -59,13 +59,11 @@ async def _forget(receive: Receive) -> None:
         pass
 
 
-async def read_model(request: Request, model: type[Model]) -> Model:
-    """The request's body as `model`. Raises ApiError: 413 above the limit, 400 saying what is wrong."""
-    state: ServerState = request.app.state.server
-    body = await read_body(request, state.config.max_body_size)
+async def parse_off_the_loop(state: ServerState, body: bytes, model: type[Model]) -> Model:
+    """As parse_model; a body that takes longer than a moment is left to another thread."""
     if len(body) <= SMALL_BODY:
         return parse_model(body, model)
-    return await state.off_the_loop(parse_model, body, model)
+    return await asyncio.get_running_loop().run_in_executor(state.executor_for(len(body)), parse_model, body, model)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -13,13 +13,12 @@ from starlette.routing import BaseRoute, Route
 
 from cudaprefill.outputs import CompletionOutput, RequestOutput
 from cudaprefill.sampling_params import SamplingParams
-from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.endpoint import Call, json_endpoint
 from cudaprefill.server.generation import Generation, PromptDelta
 from cudaprefill.server.logprob_fields import chat_logprobs
 from cudaprefill.server.model_list import require_model
 from cudaprefill.server.sampling_fields import SamplingFields
 from cudaprefill.server.sse import EventStream
-from cudaprefill.server.state import ServerState
 from cudaprefill.server.usage import usage
 
 
@@ -37,8 +36,18 @@ class ChatCompletionRequest(SamplingFields):
         """Raises ValueError that begins with the name of the field that is wrong."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        # Fields that SamplingParams knows by another name.
+        other_names = {"max_tokens": "max_tokens", "logprobs": "top_logprobs"}
+        max_tokens = self.max_tokens
+        if self.max_completion_tokens is not None:
+            other_names["max_tokens"], max_tokens = "max_completion_tokens", self.max_completion_tokens
+        try:
+            return self.sampling_params(
+                max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None
+            )
+        except ValueError as error:
+            name, space, reason = str(error).partition(" ")
+            raise ValueError(f"{other_names.get(name, name)}{space}{reason}") from None
 
     def refuse_unsupported(self) -> None:
         """Raises ValueError for what would change the answer and cannot be had here."""
@@ -94,7 +103,9 @@ class ChatAnswer:
             yield f'{begin}"choices": [], "usage": {json.dumps(usage(generation.outputs))}}}\n\n'.encode()
 
 
-async def _answer(state: ServerState, fields: ChatCompletionRequest) -> Response:
+async def create_chat_completion(call: Call[ChatCompletionRequest]) -> Response:
+    """Answers a conversation through the model's chat template."""
+    state, fields = call.state, call.fields
     model = require_model(state, fields.model)
     fields.refuse_unsupported()
     params = fields.params()
@@ -105,6 +116,8 @@ async def _answer(state: ServerState, fields: ChatCompletionRequest) -> Response
         request_id=request_id,
         priority=fields.priority,
         cache_salt=fields.cache_salt,
+        arrival_time=call.arrival_time,
+        executor=call.executor,
     )
     generation = await Generation.submit(state, [submission])
     answer = ChatAnswer(fields, request_id, state.now(), model)
@@ -114,5 +127,5 @@ async def _answer(state: ServerState, fields: ChatCompletionRequest) -> Response
 
 
 routes: list[BaseRoute] = [
-    Route("/v1/chat/completions", json_endpoint(ChatCompletionRequest, _answer), methods=["POST"])
+    Route("/v1/chat/completions", json_endpoint(ChatCompletionRequest, create_chat_completion), methods=["POST"])
 ]

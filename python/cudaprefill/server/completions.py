@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator
-from typing import Any
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
@@ -14,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from cudaprefill.engine.request_stream import AsyncRequestStream
 from cudaprefill.outputs import CompletionOutput, RequestOutput
 from cudaprefill.sampling_params import SamplingParams
-from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.endpoint import Call, json_endpoint
 from cudaprefill.server.generation import Generation, PromptDelta, Submission
 from cudaprefill.server.logprob_fields import CompletionLogprobs
 from cudaprefill.server.model_list import require_model
@@ -98,17 +97,14 @@ class CompletionAnswer:
             yield f'{begin}"choices": [], "usage": {json.dumps(usage(generation.outputs))}}}\n\n'.encode()
 
 
-async def _answer(state: ServerState, fields: CompletionRequest) -> Response:
+async def create_completion(call: Call[CompletionRequest]) -> Response:
+    """Continues prompts."""
+    state, fields = call.state, call.fields
     model = require_model(state, fields.model)
     params = fields.params()
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    generation = await Generation.submit(state, _submissions(state, fields, params, request_id))
-    head: dict[str, object] = {
-        "id": request_id,
-        "object": "text_completion",
-        "created": state.now(),
-        "model": model,
-    }
+    generation = await Generation.submit(state, _submissions(call, params, request_id))
+    head: dict[str, object] = {"id": request_id, "object": "text_completion", "created": state.now(), "model": model}
     answer = CompletionAnswer(fields, params, head)
     echoes = [_echo(state, output) if fields.echo else "" for output in generation.outputs]
     if fields.stream:
@@ -116,30 +112,32 @@ async def _answer(state: ServerState, fields: CompletionRequest) -> Response:
     return JSONResponse(answer.whole(await generation.wait(), echoes))
 
 
-def _submissions(
-    state: ServerState, fields: CompletionRequest, params: SamplingParams, request_id: str
-) -> list[Submission]:
-    engine, prompts = state.engine, fields.prompt
+def _submissions(call: Call[CompletionRequest], params: SamplingParams, request_id: str) -> list[Submission]:
+    """A request for each prompt, with ids of their own where there are several."""
+    engine, fields = call.state.engine, call.fields
 
     async def submit(place: int, prompt: str | list[int]) -> AsyncRequestStream:
-        content: dict[str, Any] = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt}
-        if fields.cache_salt is not None:
-            content["cache_salt"] = fields.cache_salt
+        alone = len(fields.prompt) == 1
         try:
             return await engine.generate(
-                content,
+                prompt,
                 params,
-                request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+                request_id=request_id if alone else f"{request_id}-{place}",
                 priority=fields.priority,
+                cache_salt=fields.cache_salt,
+                arrival_time=call.arrival_time,
+                executor=call.executor,
             )
         except ValueError as error:
-            raise error if len(prompts) == 1 else ValueError(f"prompt {place}: {error}") from None
+            raise error if alone else ValueError(f"prompt {place}: {error}") from None
 
-    return [submit(place, prompt) for place, prompt in enumerate(prompts)]
+    return [submit(place, prompt) for place, prompt in enumerate(fields.prompt)]
 
 
 def _echo(state: ServerState, output: RequestOutput) -> str:
     return state.engine.tokenizer.decode(output.prompt_token_ids) if output.prompt is None else output.prompt
 
 
-routes: list[BaseRoute] = [Route("/v1/completions", json_endpoint(CompletionRequest, _answer), methods=["POST"])]
+routes: list[BaseRoute] = [
+    Route("/v1/completions", json_endpoint(CompletionRequest, create_completion), methods=["POST"])
+]

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.endpoint import Call, json_endpoint
 from cudaprefill.server.state import ServerState
 
 
@@ -17,14 +17,12 @@ class AbortRequests(BaseModel):
     request_ids: list[str] | None = Field(None, description="ids as answers carry them; left out: all requests")
 
 
-async def _abort(state: ServerState, fields: AbortRequests) -> Response:
-    """Ids that are unknown or finished are passed over. An aborted answer ends with finish_reason "abort"."""
-    engine = state.engine
-    if fields.request_ids is None:
-        await engine.abort_all()
-    for request_id in fields.request_ids or ():
-        await engine.abort(request_id)
-    return JSONResponse({})
+async def abort_requests(call: Call[AbortRequests]) -> Response:
+    """Ends requests: their answers end with finish_reason "abort"; ids that are unknown or finished are passed over."""
+    engine, request_ids = call.state.engine, call.fields.request_ids
+    if request_ids is None:
+        return JSONResponse({"aborted": await engine.abort_all()})
+    return JSONResponse({"aborted": sum([await engine.abort(request_id) for request_id in request_ids])})
 
 
 async def reset_prefix_cache(request: Request) -> Response:
@@ -35,6 +33,6 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 routes: list[BaseRoute] = [
-    Route("/abort_requests", json_endpoint(AbortRequests, _abort), methods=["POST"]),
+    Route("/abort_requests", json_endpoint(AbortRequests, abort_requests), methods=["POST"]),
     Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
 ]

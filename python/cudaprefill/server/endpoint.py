@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from cudaprefill.server.body import read_model
+from cudaprefill.server.body import parse_off_the_loop, read_body
 from cudaprefill.server.disconnect import until_gone
 from cudaprefill.server.errors import as_api_error
 from cudaprefill.server.state import ServerState
@@ -20,16 +23,31 @@ Handler = Callable[[Request], Awaitable[Response]]
 REQUEST_MODELS: dict[Handler, type[BaseModel]] = {}  # of all json_endpoints, for the description of the API
 
 
-def json_endpoint(
-    model: type[Fields], answer: Callable[[ServerState, Fields], Coroutine[Any, Any, Response]]
-) -> Handler:
+@dataclass(frozen=True)
+class Call(Generic[Fields]):
+    """One request, and what is known of it beside its fields."""
+
+    state: ServerState
+    fields: Fields
+    arrival_time: float  # seconds, time.monotonic(), before its body was read
+    size: int  # bytes of its body
+
+    @property
+    def executor(self) -> Executor:
+        """Where to tokenize it."""
+        return self.state.executor_for(self.size)
+
+
+def json_endpoint(model: type[Fields], answer: Callable[[Call[Fields]], Coroutine[Any, Any, Response]]) -> Handler:
     """A handler that reads `model`, lets `answer` work until the client goes, and tells errors in OpenAI's shape."""
 
     async def handle(request: Request) -> Response:
         state: ServerState = request.app.state.server
-        fields = await read_model(request, model)
+        arrival_time = time.monotonic()
+        body = await read_body(request, state.config.max_body_size)
+        fields = await parse_off_the_loop(state, body, model)
         try:
-            return await until_gone(request.receive, answer(state, fields))
+            return await until_gone(request.receive, answer(Call(state, fields, arrival_time, len(body))))
         except ClientDisconnect:
             raise
         except Exception as error:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 import cudaprefill
 from cudaprefill.engine.factory import EngineInfo
 from cudaprefill.protocol.telemetry import EngineDescription, EngineSettings
-from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.endpoint import Call, json_endpoint
 from cudaprefill.server.state import ServerState
 
 
@@ -34,12 +34,15 @@ def describe_engine(info: EngineInfo) -> EngineDescription:
 
 
 async def get_engine(request: Request) -> Response:
+    """What the engine is, and its live settings."""
     state: ServerState = request.app.state.server
     return _answer(state, state.engine.settings)
 
 
-async def _change(state: ServerState, fields: ChangeSettings) -> Response:
-    return _answer(state, await state.engine.change_settings(**fields.model_dump(exclude_none=True)))
+async def change_settings(call: Call[ChangeSettings]) -> Response:
+    """Changes live settings; the answer has all of them."""
+    changes = call.fields.model_dump(exclude_none=True)
+    return _answer(call.state, await call.state.engine.change_settings(**changes))
 
 
 def _answer(state: ServerState, settings: EngineSettings) -> Response:
@@ -49,5 +52,5 @@ def _answer(state: ServerState, settings: EngineSettings) -> Response:
 
 routes: list[BaseRoute] = [
     Route("/v1/engine", get_engine),
-    Route("/v1/engine", json_endpoint(ChangeSettings, _change), methods=["POST"]),
+    Route("/v1/engine", json_endpoint(ChangeSettings, change_settings), methods=["POST"]),
 ]

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cudaprefill.errors import EngineDeadError, QueueFullError
+from cudaprefill.errors import EngineDeadError, QueueFullError, SlowReaderError
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ def as_api_error(error: BaseException, fields: Iterable[str] = ()) -> ApiError:
         return ApiError(429, str(error), code="queue_full", headers=RETRY_AFTER)
     if isinstance(error, EngineDeadError):
         return ApiError(503, str(error), code="engine_dead", headers=RETRY_AFTER)
+    if isinstance(error, SlowReaderError):
+        return ApiError(400, str(error), code="slow_reader")
     if isinstance(error, ValueError):
         return ApiError(400, str(error), param=getattr(error, "param", None) or _field_in(str(error), fields))
     logger.error("a request failed: %r", error)

@@ -77,7 +77,7 @@ class Generation:
 
     async def _deltas(self) -> AsyncIterator[PromptDelta]:
         if len(self._streams) == 1:
-            async for delta in self._streams[0]:
+            async for delta in self._streams[0].merged():
                 self._state.raise_for_abort(delta.finish_reason)
                 yield 0, delta
             return
@@ -98,7 +98,7 @@ async def _interleave(streams: Sequence[AsyncRequestStream]) -> AsyncIterator[Pr
 
     async def pump(place: int, stream: AsyncRequestStream) -> None:
         try:
-            async for delta in stream:
+            async for delta in stream.merged():
                 await queue.put((place, delta))
             await queue.put(None)
         except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.server.structured_fields import StructuredFields
 
 
 class StreamOptions(BaseModel):
@@ -15,7 +16,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = Field(False, description="put the usage so far into every event")
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(StructuredFields):
     """Types are checked here, ranges by SamplingParams."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
@@ -47,7 +48,8 @@ class SamplingFields(BaseModel):
     def sampling_params(self, **overrides: Any) -> SamplingParams:
         """Raises ValueError that begins with the name of the field that is wrong."""
         given = {name: getattr(self, name) for name in _SHARED if getattr(self, name) is not None}
-        return SamplingParams(**(given | overrides))
+        structure = self.structure()
+        return SamplingParams(**(given | {"structured_outputs": structure} | overrides))
 
     @property
     def include_usage(self) -> bool:

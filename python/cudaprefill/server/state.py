@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
 
 from cudaprefill.async_engine import AsyncEngine
 from cudaprefill.engine.factory import EngineParts
@@ -21,17 +20,17 @@ from cudaprefill.server.errors import RETRY_AFTER, ApiError
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.1  # how often the engine is looked at
+LARGE_INPUT = 64 * 1024  # bytes of a request's body
 ABORT_SECONDS = 5.0  # after the abort at a shutdown, for clients to be told
 
-Result = TypeVar("Result")
 EngineListener = Callable[[AsyncEngine], None]
 
 
 class ServerState:
     """Handlers find it as `request.app.state.server`.
 
-    threads: tokenizing, templates, JSON of large bodies: whatever would hold up the event loop. Also the event loop's
-        default, so `asyncio.to_thread` runs there.
+    threads: tokenizing, templates, JSON: whatever would hold up the event loop. They are also the event loop's default,
+        so `asyncio.to_thread` runs there.
     model_names: what clients may call the model; the first is the one that answers carry.
     draining: the server is shutting down and admits nobody.
     in_flight: requests that are being answered.
@@ -43,6 +42,7 @@ class ServerState:
         """`build` makes an engine; it takes its time, and is called again where a dead engine is to be restarted."""
         self.config = config
         self.threads = ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0))), thread_name_prefix="cudaprefill-server")
+        self._large_inputs = ThreadPoolExecutor(1, thread_name_prefix="cudaprefill-large-inputs")
         self.model_names: tuple[str, ...] = config.served_model_names
         self.created = self.now()
         self.draining = False
@@ -64,9 +64,12 @@ class ServerState:
             raise EngineDeadError(f"the engine has stopped: {self._engine.error!r}")
         return self._engine
 
-    async def off_the_loop(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """What `work` returns or raises, from one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work, *arguments)
+    def executor_for(self, size: int) -> ThreadPoolExecutor:
+        """Where an input of `size` bytes is parsed and tokenized.
+
+        Large ones share a single thread: the engine needs the cores, and small inputs must not queue behind them.
+        """
+        return self.threads if size <= LARGE_INPUT else self._large_inputs
 
     @staticmethod
     def now() -> int:
@@ -85,7 +88,8 @@ class ServerState:
             await asyncio.gather(self._watch, return_exceptions=True)
         if self._engine is not None:
             await self._engine.close()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        for executor in (self.threads, self._large_inputs):
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def on_engine(self, listener: EngineListener) -> None:
         """Calls `listener` with the engine there is, and with every one that takes its place."""
@@ -125,8 +129,7 @@ class ServerState:
         give_up = time.monotonic() + ABORT_SECONDS
         while self.in_flight and time.monotonic() < give_up:
             with contextlib.suppress(EngineDeadError):
-                for stream in [*self.engine._streams.values()]:  # again and again: some were still being tokenized
-                    stream.abort()
+                await self.engine.abort_all()  # again and again: some were still being tokenized
             await asyncio.sleep(0.02)
 
     async def _until_idle(self, timeout: float) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,9 +12,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cudaprefill.async_engine import AsyncEngine
-from cudaprefill.server.endpoint import json_endpoint
+from cudaprefill.server.endpoint import Call, Fields, json_endpoint
 from cudaprefill.server.model_list import require_model
-from cudaprefill.server.state import ServerState
 
 
 class TokenizeRequest(BaseModel):
@@ -36,11 +37,12 @@ class DetokenizeRequest(BaseModel):
     tokens: list[int]
 
 
-async def _tokenize(state: ServerState, fields: TokenizeRequest) -> Response:
-    require_model(state, fields.model)
-    if (fields.prompt is None) == (fields.messages is None):
+async def tokenize(call: Call[TokenizeRequest]) -> Response:
+    """The token ids of a prompt, or of messages through the chat template."""
+    require_model(call.state, call.fields.model)
+    if (call.fields.prompt is None) == (call.fields.messages is None):
         raise ValueError("prompt or messages must be given, one of the two")
-    return _json(await state.off_the_loop(_tokens, state.engine, fields))
+    return await _off_the_loop(call, _tokens)
 
 
 def _tokens(engine: AsyncEngine, fields: TokenizeRequest) -> bytes:
@@ -64,9 +66,10 @@ def _tokens(engine: AsyncEngine, fields: TokenizeRequest) -> bytes:
     ).encode()
 
 
-async def _detokenize(state: ServerState, fields: DetokenizeRequest) -> Response:
-    require_model(state, fields.model)
-    return _json(await state.off_the_loop(_text, state.engine, fields))
+async def detokenize(call: Call[DetokenizeRequest]) -> Response:
+    """The text of token ids."""
+    require_model(call.state, call.fields.model)
+    return await _off_the_loop(call, _text)
 
 
 def _text(engine: AsyncEngine, fields: DetokenizeRequest) -> bytes:
@@ -77,11 +80,13 @@ def _text(engine: AsyncEngine, fields: DetokenizeRequest) -> bytes:
     return json.dumps({"prompt": engine.tokenizer.decode(fields.tokens, skip_special_tokens=False)}).encode()
 
 
-def _json(content: bytes) -> Response:
+async def _off_the_loop(call: Call[Fields], work: Callable[[AsyncEngine, Fields], bytes]) -> Response:
+    loop = asyncio.get_running_loop()
+    content = await loop.run_in_executor(call.executor, work, call.state.engine, call.fields)
     return Response(content, media_type="application/json")
 
 
 routes: list[BaseRoute] = [
-    Route("/tokenize", json_endpoint(TokenizeRequest, _tokenize), methods=["POST"]),
-    Route("/detokenize", json_endpoint(DetokenizeRequest, _detokenize), methods=["POST"]),
+    Route("/tokenize", json_endpoint(TokenizeRequest, tokenize), methods=["POST"]),
+    Route("/detokenize", json_endpoint(DetokenizeRequest, detokenize), methods=["POST"]),
 ]
