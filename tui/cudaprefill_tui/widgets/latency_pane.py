@@ -1,12 +1,117 @@
+"""How long people wait: TTFT and ITL as percentiles, history and histogram, and what the engine does meanwhile."""
+
 from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
 
 from cudaprefill.client.engine_view import EngineView
 
+from ..cells import fit
+from ..glyphs import UNICODE, Glyphs
+from .latency_lines import LatencyLines
 from .pane import Pane
+
+WINDOWS = (10, 60, 300)  # seconds
+DRAW_SECONDS = 0.2  # figures that change faster cannot be read
+EMPTY = "No tokens yet: ask something, or start a load with F5."
 
 
 class LatencyPane(Pane):
-    BORDER_TITLE = "Latency"
+    TITLE = "Latency"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("w", "next_window", "Next window", tooltip="The last 10, 60 or 300 seconds"),
+        Binding("t", "toggle_chart", "TTFT or ITL", tooltip="What the chart shows"),
+    ]
+
+    def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
+        super().__init__(glyphs=glyphs, id=id)
+        self.window = 60
+        self.of_ttft = False
+        self.figures = LatencyFigures()
+        self._view: EngineView | None = None
+        self._drawn_at = float("-inf")
+
+    def compose(self) -> ComposeResult:
+        yield self.figures
 
     def update_view(self, view: EngineView) -> None:
-        self.border_subtitle = "" if view.engine is None else view.engine.model
+        now = view.now()
+        soon = view is self._view and 0 <= now - self._drawn_at < DRAW_SECONDS
+        self._view = view
+        if not soon:
+            self._draw()
+
+    def action_next_window(self) -> None:
+        self.window = WINDOWS[(WINDOWS.index(self.window) + 1) % len(WINDOWS)]
+        self._draw()
+
+    def action_toggle_chart(self) -> None:
+        self.of_ttft = not self.of_ttft
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self.show_title(f"last {self.window} s", "w changes the window", "t: TTFT or ITL")
+        view, size = self._view, self.figures.size
+        if view is None or not size:
+            return
+        now = self._drawn_at = view.now()
+        if not view.steps and view.ttft.counts(now, self.window).total == 0:
+            lines = [[Segment(fit("", max((size.width - len(EMPTY)) // 2, 0)) + EMPTY, self.figures.part("label"))]]
+            lines = [[]] * (max(size.height - 1, 0) // 2) + lines
+        else:
+            drawing = LatencyLines(view, now, self.window, self.of_ttft, self.glyphs, self.figures.part)
+            lines = drawing.lines(size.width, size.height)
+        self.figures.show(lines)
+
+
+class LatencyFigures(Widget, can_focus=True):
+    """Lines of segments; only those that differ from what is seen are drawn."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "latency--name",
+        "latency--label",
+        "latency--figure",
+        "latency--late",
+        "latency--good",
+        "latency--spark",
+        "latency--target",
+    }
+    DEFAULT_CSS = """
+    LatencyFigures { height: 1fr; background: $surface; }
+    LatencyFigures > .latency--name { text-style: bold; }
+    LatencyFigures > .latency--label { color: $foreground 55%; }
+    LatencyFigures > .latency--figure { color: $foreground; }
+    LatencyFigures > .latency--late { color: $error; text-style: bold; }
+    LatencyFigures > .latency--good { color: $success; }
+    LatencyFigures > .latency--spark { color: $primary; }
+    LatencyFigures > .latency--target { color: $warning; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._strips: list[Strip] = []
+
+    def part(self, name: str) -> Style:
+        return self.get_component_rich_style(f"latency--{name}")
+
+    def show(self, lines: list[list[Segment]]) -> None:
+        strips = [Strip(line) for line in lines]
+        before, self._strips = self._strips, strips
+        for y in range(max(len(before), len(strips))):
+            if y >= len(before) or y >= len(strips) or before[y] != strips[y]:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+        return strip.adjust_cell_length(self.size.width).apply_style(self.rich_style)
