@@ -43,11 +43,13 @@ def chat_tokenizer() -> Tokenizer:
 
 
 class ChatServer(RunningServer):
-    """A RunningServer that chats; requests of `prompts` are those that the engine has taken, as token ids by id."""
+    """A RunningServer whose tokenizer chats."""
+
+    tokenizer = staticmethod(chat_tokenizer)
 
     def _build(self) -> EngineParts:
         self.builds += 1
-        tokenizer = chat_tokenizer()
+        tokenizer = self.tokenizer()
         made = make_engine(**self._engine_settings)
         self.engine = Engine(made.scheduler, made.model_runner, tokenizer, made.device)
         self.runner = PacedRunner(self.engine)

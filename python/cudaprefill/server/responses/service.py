@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from starlette.requests import HTTPConnection
 
@@ -126,7 +126,7 @@ class RunningResponse:
         self._admission.close()
         self.ended.set()
 
-    async def events(self, *, until_admitted: bool = False) -> AsyncIterator[ResponseEvent]:
+    async def events(self, *, until_admitted: bool = False) -> AsyncGenerator[ResponseEvent, None]:
         """Raises ValueError, ApiError or EngineDeadError before the first event, never later.
 
         until_admitted: begin when the engine has taken the request, which may be a step later, and raise

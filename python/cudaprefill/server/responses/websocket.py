@@ -132,14 +132,16 @@ class Session:
         if (cancel.response_id is None) == (cancel.stream_id is None):
             raise ProtocolError("response.cancel needs either response_id or stream_id", "response_id")
         if cancel.stream_id is not None:
-            param, name, targets = "stream_id", cancel.stream_id, list(self._lanes.get(cancel.stream_id, ()))
+            targets = list(self._lanes.get(cancel.stream_id, ()))
         else:
             everything = [running for lane in self._lanes.values() for running in lane]
-            param, name = "response_id", cancel.response_id
             targets = [running for running in everything if running.id == cancel.response_id]
         if not targets:
             raise ApiError(
-                404, f"{show(name)} is not under way on this connection", param=param, code="response_not_found"
+                404,
+                f"{show(cancel.stream_id or cancel.response_id)} is not under way on this connection",
+                param="response_id" if cancel.stream_id is None else "stream_id",
+                code="response_not_found",
             )
         for running in targets:
             running.cancel()
