@@ -7,9 +7,9 @@ from typing import Any
 
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.schedule import Schedule
+from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.events import RequestEvent, StepEvent
 from cudaprefill.observe.explain.history import History
-from cudaprefill.observe.step_work import StepWork
 from tests.scheduler.driver import Driver
 
 
@@ -58,10 +58,7 @@ class FakeRun:
         start = self.now
         schedule = self.driver.scheduler.schedule()
         assert schedule is not None
-        table = self.driver.scheduler.table
-        contexts = [table.num_computed(request.row) + 1 for request in schedule.decodes.requests]
-        chunks = tuple((chunk.start, chunk.length) for chunk in schedule.chunks)
-        self.now += self._cost(StepWork(len(contexts), sum(contexts), chunks))
+        self.now += self._cost(schedule.work)
         commit = self.driver.scheduler.commit
 
         def commit_and_deliver(*arguments: Any) -> None:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.explain import Account, ExplainLog, explain
 from cudaprefill.observe.explain.account import Difference, Part, Work
-from cudaprefill.observe.step_work import StepWork
 from tests.observe.fake_run import FakeRun
 
 
@@ -23,7 +23,7 @@ def prompt(length: int, first: int = 2) -> list[int]:
 
 def by_tokens(work: StepWork) -> float:
     """A quarter of a second, and 1/64 a token: sums stay exact."""
-    return 0.25 + work.num_tokens / 64
+    return 0.25 + (work.decodes + work.chunk_tokens) / 64
 
 
 def kinds(account: Account) -> list[tuple[str, float]]:

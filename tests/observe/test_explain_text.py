@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.explain import explain
 from cudaprefill.observe.explain.text import account_text
-from cudaprefill.observe.step_work import StepWork
 from tests.observe.fake_run import FakeRun
 
 PROMPT = [2 + position % 40 for position in range(200)]
 
 
 def ten_milliseconds_a_token(work: StepWork) -> float:
-    return work.num_tokens / 100
+    return (work.decodes + work.chunk_tokens) / 100
 
 
 def test_the_waterfall_says_what_the_request_waited_for_and_what_its_steps_did() -> None:

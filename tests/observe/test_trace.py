@@ -52,11 +52,13 @@ def run_of_requests(seed: int, num_requests: int, num_blocks: int = 11) -> list[
 
 
 def comparable(event: Event) -> Any:
-    """Without what a trace leaves out: token ids, and the order of the decodes."""
+    """Without what a trace leaves out: token ids, the order of the decodes, fractions of a microsecond."""
     values = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
     if isinstance(event, StepEvent):
         values["decode_ids"], values["decode_numbers"] = set(event.decode_ids), set(event.decode_numbers)
         values["evicted_hashes"] = list(event.evicted_hashes)
+        if event.predicted_duration is not None:
+            values["predicted_duration"] = round(event.predicted_duration, 6)
     elif event.tokens is not None:
         values["tokens"] = list(event.tokens.block_hashes)
     return values

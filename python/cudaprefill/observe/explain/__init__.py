@@ -6,6 +6,7 @@ timeline.py     arrival to first token, in parts that leave nothing out
 prefix.py       what the prefix cache gave, and where and why it stopped
 late_tokens.py  gaps between tokens above a limit, and what would have prevented them
 explain.py      joins these
+work.py         a step's work, for what-if questions
 text.py         the account as plain text
 log.py          keeps the last requests of a running engine
 """

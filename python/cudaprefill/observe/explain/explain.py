@@ -10,7 +10,7 @@ from cudaprefill.observe.explain.history import History
 from cudaprefill.observe.explain.late_tokens import find_late_tokens, token_steps
 from cudaprefill.observe.explain.prefix import explain_prefix
 from cudaprefill.observe.explain.timeline import Timeline
-from cudaprefill.observe.step_work import Cost
+from cudaprefill.observe.explain.work import Cost
 
 State = Literal["waiting", "prefilling", "decoding", "finished"]
 _STATES: dict[RequestEventKind, State] = {

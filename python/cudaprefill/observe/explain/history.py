@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
-from cudaprefill.observe.step_work import StepWork
 
 
 @dataclass
@@ -98,10 +97,9 @@ class History:
             return 0
         return request.arrived.num_prompt_tokens + step.number - first.step
 
-    def work_of(self, step: StepEvent) -> StepWork:
-        """What the step computed, as a cost model sees it."""
-        contexts = [self.decode_context(number, step) for number in step.decode_numbers]
-        return StepWork(len(contexts), sum(contexts), tuple((chunk.start, chunk.length) for chunk in step.chunks))
+    def decode_contexts(self, step: StepEvent) -> int:
+        """Of all its decodes together."""
+        return sum(self.decode_context(number, step) for number in step.decode_numbers)
 
     def step(self, number: int) -> StepEvent | None:
         index = bisect_left(self.steps, number, key=lambda step: step.number)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from bisect import bisect_right
 
 from cudaprefill.observe.events import RequestEventKind, StepEvent
 from cudaprefill.observe.explain.account import LateToken, Prevention, Work
 from cudaprefill.observe.explain.history import History, RequestHistory
-from cudaprefill.observe.step_work import Cost, StepWork
+from cudaprefill.observe.explain.work import Cost, trimmed, work_of
 
 MOST_TOKENS = 10  # that are accounted for, the latest
 
@@ -86,25 +86,31 @@ def _preventions(history: History, step: StepEvent, limit: float, cost: Cost) ->
 
     The model's prediction is scaled by how far it was off for the step as it went.
     """
-    work = history.work_of(step)
-    predicted = cost(work)
+    chunks = [(chunk.start, chunk.length) for chunk in step.chunks]
+    num_decodes, context = len(step.decode_numbers), history.decode_contexts(step)
+    num_chunk_tokens = sum(length for _, length in chunks)
+    predicted = cost(work_of(num_decodes, context, chunks))
     if predicted <= 0 or limit <= 0:
         return []
     scale = step.duration / predicted
-    most = _most_chunk_tokens(work, limit, scale, cost)
-    if most is None:
-        return [_fewer_decodes(work, limit, scale, cost)]
-    if most >= work.num_chunk_tokens:
+
+    def seconds(num_tokens: int) -> float:
+        return scale * cost(work_of(num_decodes, context, trimmed(chunks, num_tokens)))
+
+    if seconds(0) > limit:
+        return [_fewer_decodes(num_decodes, context, limit, scale, cost)]
+    # The most tokens of chunks that fit: seconds() never falls with more of them.
+    most = bisect_right(range(1, num_chunk_tokens + 1), limit, key=seconds)
+    if most == num_chunk_tokens:
         return []
-    seconds = scale * cost(work.trimmed(most))
-    budget = work.num_decodes + most
+    budget = num_decodes + most
     found = [
         Prevention(
             setting="--max-num-batched-tokens",
             value=budget,
-            predicted=seconds,
-            text=f"a budget of {budget:,} tokens leaves {most:,} for chunks beside the decodes ({work.num_decodes}): "
-            f"the step takes {seconds * 1e3:.0f} ms instead of {step.duration * 1e3:.0f}",
+            predicted=seconds(most),
+            text=f"a budget of {budget:,} tokens leaves {most:,} for chunks beside the decodes ({num_decodes}): "
+            f"the step takes {seconds(most) * 1e3:.0f} ms instead of {step.duration * 1e3:.0f}",
         )
     ]
     if most:
@@ -112,45 +118,32 @@ def _preventions(history: History, step: StepEvent, limit: float, cost: Cost) ->
             Prevention(
                 setting="--itl-target-ms",
                 value=round(limit * 1e3, 1),
-                predicted=seconds,
+                predicted=seconds(most),
                 text=f"a target of {limit * 1e3:.0f} ms lets the scheduler size each step's chunks by itself, "
-                f"here {most:,} tokens instead of {work.num_chunk_tokens:,}",
+                f"here {most:,} tokens instead of {num_chunk_tokens:,}",
             )
         )
     return found
 
 
-def _most_chunk_tokens(work: StepWork, limit: float, scale: float, cost: Cost) -> int | None:
-    """None if the decodes alone take longer than that."""
-    if scale * cost(work.trimmed(0)) > limit:
-        return None
-    low, high = 0, work.num_chunk_tokens
-    while low < high:
-        middle = (low + high + 1) // 2
-        if scale * cost(work.trimmed(middle)) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _fewer_decodes(num_decodes: int, context: int, limit: float, scale: float, cost: Cost) -> Prevention:
+    def seconds(count: int) -> float:
+        return scale * cost(work_of(count, context * count // num_decodes, ()))
 
-
-def _fewer_decodes(work: StepWork, limit: float, scale: float, cost: Cost) -> Prevention:
-    counts: Sequence[int] = range(work.num_decodes - 1, 0, -1)
-    seconds = {n: scale * cost(StepWork(n, work.decode_context * n // work.num_decodes, ())) for n in counts}
-    fitting = [n for n in counts if seconds[n] <= limit]
-    alone = scale * cost(work.trimmed(0))
+    alone = seconds(num_decodes)
+    fitting = bisect_right(range(1, num_decodes + 1), limit, key=seconds)
     if not fitting:
         return Prevention(
             setting="",
             value=0,
             predicted=alone,
-            text=f"no setting: the {work.num_decodes} decodes alone take {alone * 1e3:.0f} ms, "
+            text=f"no setting: the {num_decodes} decodes alone take {alone * 1e3:.0f} ms, "
             f"and one of them takes longer than {limit * 1e3:.0f} ms",
         )
     return Prevention(
         setting="--max-num-seqs",
-        value=fitting[0],
-        predicted=seconds[fitting[0]],
-        text=f"the {work.num_decodes} decodes alone take {alone * 1e3:.0f} ms: no budget helps, "
-        f"but {fitting[0]} at once take {seconds[fitting[0]] * 1e3:.0f} ms",
+        value=fitting,
+        predicted=seconds(fitting),
+        text=f"the {num_decodes} decodes alone take {alone * 1e3:.0f} ms: no budget helps, "
+        f"but {fitting} at once take {seconds(fitting) * 1e3:.0f} ms",
     )

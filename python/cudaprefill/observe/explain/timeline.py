@@ -9,7 +9,7 @@ from typing import Any
 from cudaprefill.observe.events import RequestEventKind, StepEvent
 from cudaprefill.observe.explain.account import Part, PartKind, Work
 from cudaprefill.observe.explain.history import History, RequestHistory
-from cudaprefill.observe.step_work import Cost, StepWork
+from cudaprefill.observe.explain.work import Cost, work_of
 
 
 class Timeline:
@@ -127,12 +127,12 @@ class Timeline:
     def _others_seconds(self, step: StepEvent, until: float) -> float:
         """How much shorter the step had been with its own chunk alone; by tokens where there is no cost model."""
         duration = min(step.start + step.duration, until) - step.start
-        own = tuple((chunk.start, chunk.length) for chunk in step.chunks if chunk.number == self._lead.arrived.number)
-        alone = StepWork(0, 0, own)
+        own = [chunk for chunk in step.chunks if chunk.number == self._lead.arrived.number]
+        alone = work_of(0, 0, [(chunk.start, chunk.length) for chunk in own])
         if self._cost is None:
-            return duration * (1 - alone.num_tokens / step.num_tokens)
-        work = self._history.work_of(step)
-        predicted = self._cost(work)
+            return duration * (1 - alone.chunk_tokens / step.num_tokens)
+        chunks = [(chunk.start, chunk.length) for chunk in step.chunks]
+        predicted = self._cost(work_of(len(step.decode_numbers), self._history.decode_contexts(step), chunks))
         return duration * max(0.0, 1 - self._cost(alone) / predicted) if predicted > 0 else 0.0
 
 
