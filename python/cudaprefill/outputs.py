@@ -14,7 +14,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-# The sampled token first, then the most likely ones, best first, as many as were asked for.
+# The token itself (sampled, or of the prompt) first, then the most likely ones, best first, as many as were asked for.
 TokenLogprobs = dict[int, Logprob]
 
 
@@ -79,3 +79,5 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics | None = None
+    # When asked for: one for each token of the prompt, given those before it, so None for the first.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

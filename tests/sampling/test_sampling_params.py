@@ -19,7 +19,7 @@ NUMBERS = [
     "frequency_penalty",
     "repetition_penalty",
 ]
-INTEGERS = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs"]
+INTEGERS = ["n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
 FLAGS = ["ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize"]
 
 
@@ -88,6 +88,8 @@ def test_flags_are_true_or_false(name: str, value: object) -> None:
         ({"frequency_penalty": -2.01}, "at least -2"),
         ({"repetition_penalty": 0}, "at least 0.01"),
         ({"logprobs": 21}, "at most 20"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs must be at most 20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be at least 0"),
         ({"seed": 2**64}, "at most 18446744073709551615"),
     ],
 )

@@ -11,6 +11,7 @@ from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.output_processor import OutputProcessor
+from cudaprefill.engine.prompt_logprobs import prompt_logprobs, prompt_rows
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.sampler import Sampler, SamplerOutput
 from cudaprefill.engine.sampling_state import SamplingState
@@ -107,7 +108,7 @@ class Engine:
             self._outputs.record_scheduled(chunk.request, start)
         try:
             batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
-            samples, errors = self._sample(self.model_runner.run(batch), schedule)
+            samples, errors = self._sample(self._run(batch, schedule), schedule)
             now = self._clock()
             self.scheduler.commit(schedule, samples.token_ids, now, failed=errors)
             deltas = self._outputs.process(schedule.sampled, samples, errors, now)
@@ -118,6 +119,18 @@ class Engine:
         if self.on_step is not None:
             self.on_step(self.scheduler.step_event(schedule, start, self._clock() - start))
         return deltas
+
+    def _run(self, batch: Batch, schedule: Schedule) -> torch.Tensor:
+        """The logits to sample from; those of prompts become log-probabilities on the way, where asked for."""
+        scored = prompt_rows(schedule)
+        if not scored:
+            return self.model_runner.run(batch)
+        hidden = self.model_runner.hidden(batch)
+        logits = self.model_runner.logits(hidden.index_select(0, batch.logits_rows))
+        for rows in scored:
+            logprobs = prompt_logprobs(self.model_runner, hidden, rows, logits.shape[1])
+            self._outputs.add_prompt_logprobs(rows.request, rows.position, logprobs)
+        return logits
 
     def _sample(self, logits: torch.Tensor, schedule: Schedule) -> tuple[SamplerOutput, dict[int, Exception]]:
         """A token of each of `schedule.sampled`, and why the others, by their place, have none."""

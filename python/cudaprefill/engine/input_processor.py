@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -119,6 +120,9 @@ class InputProcessor:
             check_unicode("cache_salt", cache_salt)
         structured = params.structured_outputs
         grammar = None if structured is None else self.grammars.compile(structured)
+        extra_keys = [("cache_salt", cache_salt.encode())] if cache_salt else []
+        if params.prompt_logprobs is not None:  # a block found in the cache has none, so such a prompt shares none
+            extra_keys.append(("prompt_logprobs", secrets.token_bytes(16)))
         tokenized_time = time.monotonic()
         members = [
             Request(
@@ -129,7 +133,7 @@ class InputProcessor:
                 arrival_time=arrival_time,
                 tokenized_time=tokenized_time,
                 priority=priority,
-                extra_keys=(("cache_salt", cache_salt.encode()),) if cache_salt else (),
+                extra_keys=tuple(extra_keys),
                 grammar=grammar,
             )
             for index in range(params.n)

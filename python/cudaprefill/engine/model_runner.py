@@ -31,10 +31,19 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
-        """Logits [R, V] float32 of the batch's `logits_rows`. Copy-on-write copies are made first."""
+        """Logits [R, V] float32 of the batch's `logits_rows`."""
+        return self.logits(self.hidden(batch).index_select(0, batch.logits_rows))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states [T, H] of all rows. Copy-on-write copies are made first."""
         self.copy_blocks(batch)
-        hidden = self.model.forward(batch, self.kv_cache)
-        return self.model.logits(hidden.index_select(0, batch.logits_rows))
+        return self.model.forward(batch, self.kv_cache)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of each row of hidden [R, H]: [R, V] float32."""
+        return self.model.logits(hidden)
 
     def copy_blocks(self, batch: Batch) -> None:
         """The copies that must be made before the forward pass writes."""

@@ -28,6 +28,8 @@ class OutputDelta:
     request_finished: bool = False  # no delta of any output follows
     error: Exception | None = None  # why the request failed
     metrics: RequestMetrics | None = None  # with an output's first and last delta
+    # With the first delta of output 0, when asked for: one for each token of the prompt, None for the first.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def size(self) -> int:
@@ -35,6 +37,8 @@ class OutputDelta:
         size = len(self.text) + _TOKEN_BYTES * len(self.token_ids)
         if self.logprobs is not None:
             size += _LOGPROB_BYTES * sum(map(len, self.logprobs))
+        if self.prompt_logprobs is not None:
+            size += _LOGPROB_BYTES * sum(len(of_token or ()) for of_token in self.prompt_logprobs)
         return size
 
     @classmethod

@@ -16,7 +16,16 @@ from cudaprefill.text.tokenizer import Tokenizer
 class Output:
     """One of the n outputs of a request while it is made."""
 
-    __slots__ = ("index", "metrics", "request", "request_id", "sampling_state", "text_stream", "token_ids")
+    __slots__ = (
+        "index",
+        "metrics",
+        "prompt_logprobs",
+        "request",
+        "request_id",
+        "sampling_state",
+        "text_stream",
+        "token_ids",
+    )
 
     def __init__(
         self, request_id: str, index: int, request: Request, sampling_state: SamplingState, text_stream: TextStream
@@ -28,6 +37,9 @@ class Output:
         self.text_stream = text_stream
         self.token_ids = sampling_state.output_token_ids
         self.metrics = RequestMetrics(request.arrival_time)
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None  # of the lead alone, where asked for
+        if index == 0 and request.sampling_params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None] * len(request.prompt_token_ids)
 
 
 class OutputProcessor:
@@ -39,6 +51,7 @@ class OutputProcessor:
         self._finish = finish
         self._outputs: dict[str, Output] = {}
         self._unfinished: dict[str, list[Output]] = {}  # by the id of the request as submitted
+        self._token_texts: dict[int, str] = {}  # of tokens whose log-probability was told
 
     def make(self, request: Request) -> list[Output]:
         """The n outputs of a request, not yet known here."""
@@ -67,6 +80,13 @@ class OutputProcessor:
             for member in self._unfinished[output.request_id]:
                 member.metrics.first_scheduled_time = time
                 member.metrics.num_cached_tokens = request.num_hit_tokens
+
+    def add_prompt_logprobs(self, request: Request, position: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Of the tokens of the prompt from `position` on; they come with the first delta."""
+        kept = self._outputs[request.request_id].prompt_logprobs
+        if kept is not None:
+            self._add_token_texts(logprobs)
+            kept[position : position + len(logprobs)] = logprobs
 
     def process(
         self, requests: Sequence[Request], samples: SamplerOutput, errors: Mapping[int, Exception], time: float
@@ -111,14 +131,21 @@ class OutputProcessor:
             self._finish(request, "stop", stream.stop_string)
         delta = OutputDelta(output.request_id, output.index, [token_id], text)
         if logprobs is not None:
-            for other_id, logprob in logprobs.items():
-                logprob.decoded_token = self._tokenizer.token_text(other_id)
+            self._add_token_texts([logprobs])
             delta.logprobs = [logprobs]
         if first:
-            delta.metrics = metrics
+            delta.metrics, delta.prompt_logprobs = metrics, output.prompt_logprobs
         if request.finished:
             self._end(output, delta, time)
         return delta
+
+    def _add_token_texts(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        texts = self._token_texts
+        for of_token in logprobs:
+            for token_id, logprob in of_token.items():
+                if token_id not in texts:
+                    texts[token_id] = self._tokenizer.token_text(token_id)
+                logprob.decoded_token = texts[token_id]
 
     def _fail(self, request: Request, error: Exception, time: float) -> OutputDelta:
         """Ends one output for a fault of its own."""

@@ -45,6 +45,8 @@ class _Stream:
         output.finish_reason, output.stop_reason = delta.finish_reason, delta.stop_reason
         if delta.index == 0 and delta.metrics is not None:
             self.output.metrics = delta.metrics
+        if delta.prompt_logprobs is not None:
+            self.output.prompt_logprobs = delta.prompt_logprobs
         return delta
 
 

@@ -23,13 +23,10 @@ from torch import Tensor
 from cudaprefill.engine.device_tensor import device_tensor
 from cudaprefill.engine.draw import MAX_LEADING_TOP_K, NOT_COVERED, NOT_FINITE, draw, draw_leading
 from cudaprefill.engine.logprobs import token_logprobs
+from cudaprefill.engine.passes import rows_per_pass
 from cudaprefill.engine.penalties import modify_logits
 from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.outputs import TokenLogprobs
-
-# Logits that one pass works on, which bounds what it allocates; on a CPU it also keeps a pass within the caches.
-_CPU_PASS = 1 << 22
-_GPU_PASS = 1 << 27
 
 # How an output's token is chosen.
 _PLAIN, _BEST, _TOP_K, _TOP_P, _WHOLE = range(5)
@@ -128,7 +125,7 @@ def _best_tokens(logits: Tensor) -> Tensor:
 
 
 def _passes(outputs: Sequence[RowState], logits: Tensor) -> Iterator[Sequence[RowState]]:
-    size = max(1, (_GPU_PASS if logits.is_cuda else _CPU_PASS) // logits.shape[1])
+    size = rows_per_pass(logits.shape[1], logits.device)
     for start in range(0, len(outputs), size):
         yield outputs[start : start + size]
 
