@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cudaprefill.protocol.codec import encode
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals, TelemetrySnapshot, TelemetryUpdate
 from cudaprefill.server.telemetry.feed import EnginePull, Wish
-from tests.server.telemetry_history import ALL, History, Reader
+from tests.server.telemetry_history import History, Reader
 
 MIB = 2**20
 BLOCKS = Wish(frozenset({"blocks"}))

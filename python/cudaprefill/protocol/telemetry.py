@@ -21,11 +21,14 @@ MIN_RATE, MAX_RATE = 0.2, 60.0  # updates a second
 DEFAULT_RATE = 10.0
 
 # --- What a client sends ---
+#
+# Each may carry a `command_id`. What answers it carries the same, and a command without an answer of its own is then
+# answered by a TelemetryDone: so a client knows which of its commands failed.
 
 
 @dataclass(kw_only=True)
 class TelemetrySubscribe:
-    """Starts, or restarts with other wishes: the answer is a snapshot.
+    """Starts, or restarts with other wishes: a snapshot follows.
 
     rate: updates a second, at most; without news there is no update.
     owners: also say which blocks each request's table names.
@@ -35,6 +38,7 @@ class TelemetrySubscribe:
     events: list[Topic] = field(default_factory=lambda: ["step", "request", "blocks"])
     rate: float = DEFAULT_RATE
     owners: bool = False
+    command_id: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -43,6 +47,7 @@ class TelemetryDescribeBlock:
 
     type: Literal["telemetry.describe_block"] = "telemetry.describe_block"
     block: int
+    command_id: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -53,6 +58,7 @@ class TelemetryChangeSettings:
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
     itl_target_ms: float | None = None  # 0 takes the target away
+    command_id: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -61,6 +67,7 @@ class TelemetryAbort:
 
     type: Literal["telemetry.abort"] = "telemetry.abort"
     id: str
+    command_id: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -68,6 +75,7 @@ class TelemetryResetPrefixCache:
     """Forgets all cached prefixes."""
 
     type: Literal["telemetry.reset_prefix_cache"] = "telemetry.reset_prefix_cache"
+    command_id: int | None = None
 
 
 # --- What the server sends ---
@@ -234,23 +242,34 @@ class TelemetryBlock:
     token_ids: list[int]
     text: str
     hash: str | None = None  # of a published block
+    command_id: int | None = None
+
+
+@dataclass(kw_only=True)
+class TelemetryDone:
+    """A command with a `command_id` was carried out."""
+
+    type: Literal["telemetry.done"] = "telemetry.done"
+    sequence_number: int
+    command_id: int
 
 
 @dataclass(kw_only=True)
 class TelemetryError:
-    """What a client sent was not understood; the connection goes on."""
+    """What a client sent was not understood, or cannot be done; the connection goes on."""
 
     type: Literal["error"] = "error"
     sequence_number: int
     code: str
     message: str
     param: str | None = None
+    command_id: int | None = None
 
 
 ClientMessage = (
     TelemetrySubscribe | TelemetryDescribeBlock | TelemetryChangeSettings | TelemetryAbort | TelemetryResetPrefixCache
 )
-ServerMessage = TelemetrySnapshot | TelemetryUpdate | TelemetryBlock | TelemetryError
+ServerMessage = TelemetrySnapshot | TelemetryUpdate | TelemetryBlock | TelemetryDone | TelemetryError
 
 CLIENT_MESSAGES: dict[str, type[ClientMessage]] = {
     "telemetry.subscribe": TelemetrySubscribe,
@@ -263,5 +282,6 @@ SERVER_MESSAGES: dict[str, type[ServerMessage]] = {
     "telemetry.snapshot": TelemetrySnapshot,
     "telemetry.update": TelemetryUpdate,
     "telemetry.block": TelemetryBlock,
+    "telemetry.done": TelemetryDone,
     "error": TelemetryError,
 }

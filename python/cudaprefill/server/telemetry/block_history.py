@@ -65,9 +65,11 @@ class OwnerHistory:
         self._ended_at: dict[int, int] = {}  # requests that have no blocks any more, the latest last
         self._forgotten = 0  # version of the latest end that is not among `_ended_at` any more
 
-    def update(self, tables: Mapping[int, NDArray[np.int32]], version: int) -> None:
-        """`tables` as they are now, none of them empty."""
-        for number in self._tables.keys() - tables.keys():
+    def update(self, tables: Mapping[int, NDArray[np.int32]], version: int) -> bool:
+        """`tables` as they are now, none of them empty. Whether they changed."""
+        ended = self._tables.keys() - tables.keys()
+        changed = bool(ended)
+        for number in ended:
             del self._tables[number], self._placed_at[number], self._changed_at[number]
             self._ended_at[number] = version
         for number, table in tables.items():
@@ -82,9 +84,11 @@ class OwnerHistory:
                 self._placed_at[number] = np.concatenate((kept, np.full(len(table) - len(kept), version)))
             self._tables[number] = table
             self._changed_at[number] = version
+            changed = True
         while len(self._ended_at) > MAX_ENDED_OWNERS:
             number = next(iter(self._ended_at))
             self._forgotten = self._ended_at.pop(number)
+        return changed
 
     def whole(self) -> dict[str, list[int]]:
         return {str(number): table.tolist() for number, table in self._tables.items()}

@@ -85,7 +85,7 @@ class TelemetryFeed:
         max_steps: int = MAX_STEPS,
         max_request_changes: int = MAX_REQUEST_CHANGES,
     ) -> None:
-        self.version = 0  # grows with every pull and every change of the settings
+        self.version = 0  # grows with every pull that finds something, and every change of the settings
         self._description = description
         self._settings = settings
         self._settings_at = 0
@@ -108,13 +108,15 @@ class TelemetryFeed:
                 self._changes.append(_request_change(event))
 
     def apply(self, pull: EnginePull) -> None:
-        self.version += 1
-        if pull.changes is not None:
-            self._blocks.update(pull.changes, self.version)
-        if pull.tables is not None:
-            self._owners.update(pull.tables, self.version)
+        version = self.version + 1
+        if pull.changes is not None and len(pull.changes):
+            self._blocks.update(pull.changes, version)
+            self.version = version
+        if pull.tables is not None and self._owners.update(pull.tables, version):
+            self.version = version
         if pull.pool != self._pool:
-            self._pool, self._pool_at = pull.pool, self.version
+            self._pool = pull.pool
+            self._pool_at = self.version = version
 
     def change_settings(self, settings: EngineSettings) -> None:
         if settings != self._settings:

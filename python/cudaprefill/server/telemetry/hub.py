@@ -75,16 +75,14 @@ class TelemetryHub:
         for subscription in self._subscriptions:
             subscription.restart()
 
-    def touch(self) -> None:
-        """Something changed that no event tells, such as the settings or the prefix cache."""
+    def _on_events(self, events: Sequence[RequestEvent | StepEvent]) -> None:
+        """Without events something changed that none tells, such as the settings or the prefix cache."""
+        if self._feed is None:
+            return
+        self._feed.on_events(events)
         self._stale = True
         for subscription in self._subscriptions:
             subscription.news.set()
-
-    def _on_events(self, events: Sequence[RequestEvent | StepEvent]) -> None:
-        if self._feed is not None:
-            self._feed.on_events(events)
-            self.touch()
 
     def _forget_feed(self) -> None:
         if self._stop_listening is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cudaprefill.protocol.codec import ProtocolError, decode, encode
+from cudaprefill.protocol.codec import ProtocolError, decode, encode, parse_object
 from cudaprefill.protocol.telemetry import (
     CLIENT_MESSAGES,
     MAX_RATE,
@@ -18,6 +18,7 @@ from cudaprefill.protocol.telemetry import (
     TelemetryBlock,
     TelemetryChangeSettings,
     TelemetryDescribeBlock,
+    TelemetryDone,
     TelemetryError,
     TelemetryResetPrefixCache,
     TelemetrySubscribe,
@@ -76,7 +77,7 @@ class TelemetrySession:
             while True:
                 await self._send(await subscription.next())
 
-    async def _send(self, message: Encoded | TelemetryBlock | TelemetryError) -> None:
+    async def _send(self, message: Encoded | TelemetryBlock | TelemetryDone | TelemetryError) -> None:
         async with self._sending:
             number = self._sequence_number
             self._sequence_number += 1
@@ -87,9 +88,13 @@ class TelemetrySession:
                 text = encode(message)
             await self._websocket.send_text(text)
 
-    async def _send_error(self, error: ApiError) -> None:
+    async def _send_error(self, error: ApiError, command_id: int | None) -> None:
         code = error.code or "invalid_request"
-        await self._send(TelemetryError(sequence_number=0, code=code, message=error.message, param=error.param))
+        await self._send(
+            TelemetryError(
+                sequence_number=0, code=code, message=error.message, param=error.param, command_id=command_id
+            )
+        )
 
     # --- What it is sent ---
 
@@ -97,35 +102,42 @@ class TelemetrySession:
         try:
             if text is None:
                 raise ProtocolError("a message must be text, got a binary frame")
-            await self._handle(decode(text, CLIENT_MESSAGES))
-        except WebSocketDisconnect:
-            raise
+            message = decode(text, CLIENT_MESSAGES)
         except ProtocolError as error:
-            await self._send_error(ApiError(400, str(error), param=error.param, code="invalid_message"))
+            refusal = ApiError(400, str(error), param=error.param, code="invalid_message")
+            await self._send_error(refusal, _command_id(text))
+            return
+        try:
+            block = await self._carry_out(message)
         except Exception as error:
-            await self._send_error(as_api_error(error, _SETTINGS))
+            await self._send_error(as_api_error(error, _SETTINGS), message.command_id)
+            return
+        if block is not None:
+            block.command_id = message.command_id
+            await self._send(block)
+        elif message.command_id is not None:
+            await self._send(TelemetryDone(sequence_number=0, command_id=message.command_id))
 
-    async def _handle(self, message: ClientMessage) -> None:
+    async def _carry_out(self, message: ClientMessage) -> TelemetryBlock | None:
+        if isinstance(message, TelemetryDescribeBlock):
+            return await self._describe_block(message.block)
         if isinstance(message, TelemetrySubscribe):
             self._subscribe(message)
-        elif isinstance(message, TelemetryDescribeBlock):
-            await self._send(await self._describe_block(message.block))
         elif isinstance(message, TelemetryChangeSettings):
             wanted = {name: getattr(message, name) for name in _SETTINGS if getattr(message, name) is not None}
             await self._state.engine.change_settings(**wanted)
-            self._observers.telemetry.touch()
         elif isinstance(message, TelemetryAbort):
             if not await self._state.engine.abort(message.id):
                 raise ApiError(404, f"there is no request {message.id!r}", param="id", code="request_not_found")
         elif isinstance(message, TelemetryResetPrefixCache):
             await self._state.engine.reset_prefix_cache()
-            self._observers.telemetry.touch()
+        return None
 
     def _subscribe(self, message: TelemetrySubscribe) -> None:
         if not MIN_RATE <= message.rate <= MAX_RATE:
-            raise ProtocolError(f"rate must be between {MIN_RATE} and {MAX_RATE}, got {message.rate}", "rate")
+            raise ApiError(400, f"rate must be between {MIN_RATE} and {MAX_RATE}, got {message.rate}", param="rate")
         if not message.events:
-            raise ProtocolError("events must not be empty", "events")
+            raise ApiError(400, "events must not be empty", param="events")
         wish = Wish(frozenset(message.events), message.owners)
         if self._subscription is not None:
             self._subscription.change(wish, message.rate)
@@ -142,6 +154,15 @@ class TelemetrySession:
         described = await engine.call(lambda engine: _describe_block(engine, block, step))
         described.text = engine.tokenizer.decode(described.token_ids, skip_special_tokens=False)
         return described
+
+
+def _command_id(text: str | None) -> int | None:
+    """Of a message that is wrong in some other way, as far as it can be told."""
+    try:
+        command_id = parse_object(text or "").get("command_id")
+    except ProtocolError:
+        return None
+    return command_id if type(command_id) is int else None
 
 
 def _describe_block(engine: Engine, block: int, step: int) -> TelemetryBlock:
