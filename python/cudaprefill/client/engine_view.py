@@ -261,6 +261,9 @@ class EngineView:
             self._add_step(step)
         for change in changes:
             self._change(change)
+        if update.records is not None:  # counting tokens was short where steps were dropped
+            self._take_requests(update.records)
+            self._decoding = [self._streams[number] for number in sorted(self._decodes) if number in self._streams]
         if update.settings is not None:
             self.settings = update.settings
             self._settings_version = self._version
