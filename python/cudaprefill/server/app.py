@@ -27,7 +27,6 @@ from cudaprefill.server.auth import ApiKeyMiddleware, BrowserGuardMiddleware
 from cudaprefill.server.config import is_loopback
 from cudaprefill.server.errors import ApiError, on_api_error, on_failure, on_http_exception
 from cudaprefill.server.observers import Observers
-from cudaprefill.server.observers import Observers
 from cudaprefill.server.state import ServerState
 
 ENDPOINTS = (
@@ -66,7 +65,6 @@ def create_app(state: ServerState) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.server = state
-    app.state.observers = Observers(state)
     app.state.observers = Observers(state)
     return app
 
