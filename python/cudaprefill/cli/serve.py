@@ -35,6 +35,7 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
         served_model_names=tuple(flags.served_model_name or ([flags.model] if flags.model else [])),
         max_body_size=flags.max_body_size,
         max_websocket_message_size=flags.max_websocket_message_size,
+        max_unread_output=flags.max_unread_output,
         shutdown_timeout=flags.shutdown_timeout,
         restart_engine=flags.restart_engine,
         stuck_after=flags.stuck_after,

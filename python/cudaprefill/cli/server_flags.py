@@ -43,6 +43,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="longest message of a websocket client (default: 1MiB)",
     )
     add(
+        "--max-unread-output",
+        type=memory,
+        default=default["max_unread_output"],
+        metavar="SIZE",
+        help="abort a stream when more than this waits for its reader (default: 1MiB)",
+    )
+    add(
         "--shutdown-timeout",
         type=float,
         default=default["shutdown_timeout"],

@@ -18,6 +18,7 @@ class ServerConfig:
     served_model_names: what clients may call the model; the first is the one that answers carry.
     max_body_size: bytes of an HTTP request's body.
     max_websocket_message_size: bytes of one websocket message.
+    max_unread_output: bytes of a stream that may wait for its reader before the request is aborted.
     max_responses_per_connection: Responses that one websocket may have at once.
     max_stored_responses, max_stored_response_bytes: of finished Responses, so that later ones can continue them.
     shutdown_timeout: seconds that running requests get to finish in before they are aborted.
@@ -33,6 +34,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()
     max_body_size: int = 8 * MIB
     max_websocket_message_size: int = MIB
+    max_unread_output: int = MIB
     max_responses_per_connection: int = 64
     max_stored_responses: int = 10_000
     max_stored_response_bytes: int = 256 * MIB
@@ -47,6 +49,7 @@ class ServerConfig:
         for name in (
             "max_body_size",
             "max_websocket_message_size",
+            "max_unread_output",
             "max_responses_per_connection",
             "max_stored_responses",
             "max_stored_response_bytes",

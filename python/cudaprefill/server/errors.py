@@ -59,8 +59,10 @@ def as_api_error(error: BaseException, fields: Iterable[str] = ()) -> ApiError:
         return ApiError(400, str(error), code="slow_reader")
     if isinstance(error, ValueError):
         return ApiError(400, str(error), param=getattr(error, "param", None) or _field_in(str(error), fields))
-    logger.error("a request failed: %r", error)
-    return ApiError(500, f"the request failed: {type(error).__name__}", code="internal_error")
+    logger.error("a request failed", exc_info=error)
+    # The engine's own words are for clients; what a library says may be anything.
+    reason = str(error) if type(error) is RuntimeError else type(error).__name__
+    return ApiError(500, f"the request failed: {reason}", code="internal_error")
 
 
 def _field_in(message: str, fields: Iterable[str]) -> str | None:

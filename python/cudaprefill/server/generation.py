@@ -76,12 +76,13 @@ class Generation:
             stream.abort()
 
     async def _deltas(self) -> AsyncIterator[PromptDelta]:
+        limit = self._state.config.max_unread_output
         if len(self._streams) == 1:
-            async for delta in self._streams[0].merged():
+            async for delta in self._streams[0].merged(limit):
                 self._state.raise_for_abort(delta.finish_reason)
                 yield 0, delta
             return
-        async for place, delta in _interleave(self._streams):
+        async for place, delta in _interleave(self._streams, limit):
             self._state.raise_for_abort(delta.finish_reason)
             yield place, delta
 
@@ -92,13 +93,13 @@ async def _chain(first: PromptDelta, rest: AsyncIterator[PromptDelta]) -> AsyncI
         yield delta
 
 
-async def _interleave(streams: Sequence[AsyncRequestStream]) -> AsyncIterator[PromptDelta]:
+async def _interleave(streams: Sequence[AsyncRequestStream], max_pending_bytes: int) -> AsyncIterator[PromptDelta]:
     """What any stream has, in the order in which it came. Takes no more from them while nobody asks for more."""
     queue: asyncio.Queue[PromptDelta | BaseException | None] = asyncio.Queue(len(streams))
 
     async def pump(place: int, stream: AsyncRequestStream) -> None:
         try:
-            async for delta in stream.merged():
+            async for delta in stream.merged(max_pending_bytes):
                 await queue.put((place, delta))
             await queue.put(None)
         except Exception as error:
