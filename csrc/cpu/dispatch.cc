@@ -71,5 +71,6 @@ void rope_write_kv(const RopeWriteKvParams& params) { kernels().rope_write_kv(pa
 void rms_norm(const RmsNormParams& params) { kernels().rms_norm(params); }
 void silu_and_mul(const SiluAndMulParams& params) { kernels().silu_and_mul(params); }
 void linear(const LinearParams& params) { kernels().linear(params); }
+void dequantise_rows(const DequantiseRowsParams& params) { kernels().dequantise_rows(params); }
 
 }  // namespace cudaprefill::cpu

@@ -13,5 +13,6 @@ void rope_write_kv(const RopeWriteKvParams& params);
 void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
 void linear(const LinearParams& params);
+void dequantise_rows(const DequantiseRowsParams& params);
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -12,6 +12,7 @@ const KernelTable kKernels = {
     .rms_norm = rms_norm,
     .silu_and_mul = silu_and_mul,
     .linear = linear,
+    .dequantise_rows = dequantise_rows,
 };
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -16,6 +16,7 @@ void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
 void copy_blocks(const CopyBlocksParams& params);
 void linear(const LinearParams& params);
+void dequantise_rows(const DequantiseRowsParams& params);
 
 // One version of all kernels. Each instruction set level (isa.h) defines one.
 struct KernelTable {
@@ -26,6 +27,7 @@ struct KernelTable {
   void (*rms_norm)(const RmsNormParams&);
   void (*silu_and_mul)(const SiluAndMulParams&);
   void (*linear)(const LinearParams&);
+  void (*dequantise_rows)(const DequantiseRowsParams&);
 };
 
 }  // namespace cudaprefill::cpu

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "csrc/cpu/block_formats.h"
 #include "csrc/cpu/linear_kernels.h"
 #include "csrc/cpu/parallel.h"
 #include "csrc/cpu/simd.h"
@@ -53,6 +54,23 @@ void pack_panel(const Weight* weights, int64_t stride, int64_t count, int64_t in
           for (int i = 0; i < Vec::kWidth; ++i) square[i] = load_first(row(i) + k, columns);
           store_columns(square, k, columns);
         });
+  }
+}
+
+// The weights of a call as pack_panel wants them. `Source` says what they are stored as: an element type, or a format
+// of blocks, which are decoded first.
+template <class Source>
+void pack_weights(const LinearParams& params, int64_t output, int64_t count, int64_t k, int64_t inputs, float* panel) {
+  if constexpr (requires { Source::kFormat; }) {
+    thread_local const std::unique_ptr<float[]> decoded(new float[kTileOutputs * kBlockInputs]);
+    for (int64_t o = 0; o < count; ++o) {
+      decode_row<Source>(static_cast<const uint8_t*>(params.weight) + (output + o) * params.weight_stride, k,
+                         k + inputs, decoded.get() + o * inputs);
+    }
+    pack_panel(static_cast<const float*>(decoded.get()), inputs, count, inputs, panel);
+  } else {
+    pack_panel(static_cast<const Source*>(params.weight) + output * params.weight_stride + k, params.weight_stride,
+               count, inputs, panel);
   }
 }
 
@@ -127,21 +145,24 @@ struct alignas(64) PackedWeights {
 };
 
 // The outputs first_output .. last_output - 1, at most kItemOutputs, of the rows first_row .. last_row - 1.
-template <class Weight>
+template <class Source>
 void run_item(const LinearParams& params, int64_t first_output, int64_t last_output, int64_t first_row,
               int64_t last_row) {
   thread_local const std::unique_ptr<PackedWeights> packed(new PackedWeights);
   const int64_t blocks = std::max<int64_t>(1, (params.num_inputs + kBlockInputs - 1) / kBlockInputs);
+  const int64_t parts = (params.num_inputs + kPartElements - 1) / kPartElements;  // which blocks of weights keep whole
+  const auto start_of = [&](int64_t block) {
+    return std::min(params.num_inputs, block * parts / blocks * kPartElements);
+  };
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t k = block * params.num_inputs / blocks;
-    const int64_t inputs = (block + 1) * params.num_inputs / blocks - k;
+    const int64_t k = start_of(block);
+    const int64_t inputs = start_of(block + 1) - k;
     Panel panels[kPanels];
     int64_t num_panels = 0;
     for (int64_t output = first_output; output < last_output; output += kTileOutputs) {
       float* data = packed->data + num_panels * kTileOutputs * inputs;
       const int64_t count = std::min<int64_t>(kTileOutputs, last_output - output);
-      pack_panel(static_cast<const Weight*>(params.weight) + output * params.weight_stride + k, params.weight_stride,
-                 count, inputs, data);
+      pack_weights<Source>(params, output, count, k, inputs, data);
       panels[num_panels++] = {.data = data,
                               .inputs = inputs,
                               .x = params.x + k,
@@ -165,14 +186,19 @@ void linear_many_rows(const LinearParams& params) {
   const int64_t wanted_row_items = 4 * num_threads() / std::max<int64_t>(1, output_items);
   const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
   const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
-  with_element_type(params.weight_dtype, [&](auto w) {
+  const auto run = [&](auto source) {
     parallel_items(output_items * row_items, [&](int64_t item) {
       const int64_t output = item % output_items * kItemOutputs;
       const int64_t row = item / output_items * item_rows;
-      run_item<decltype(w)>(params, output, std::min(params.num_outputs, output + kItemOutputs), row,
-                            std::min(params.num_rows, row + item_rows));
+      run_item<decltype(source)>(params, output, std::min(params.num_outputs, output + kItemOutputs), row,
+                                 std::min(params.num_rows, row + item_rows));
     });
-  });
+  };
+  if (params.block_format == BlockFormat::kNone) {
+    with_element_type(params.weight_dtype, run);
+  } else {
+    with_block_format(params.block_format, run);
+  }
 }
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

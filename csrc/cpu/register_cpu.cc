@@ -20,12 +20,28 @@ struct CpuBackend {
   static void copy_blocks(const CopyBlocksParams& params) { cpu::copy_blocks(params); }
 };
 
-ops::Tensor linear_op(const ops::Tensor& x, const ops::Tensor& weight, const std::optional<ops::Tensor>& bias) {
-  LinearParams params = ops::linear_params(x, weight, bias);
+ops::Tensor run_linear(LinearParams params, const ops::Tensor& x) {
   ops::Tensor out = ops::empty_matrix(params.num_rows, params.num_outputs, x);
   params.out = static_cast<float*>(out.data_ptr());
   params.out_stride = params.num_outputs;
   cpu::linear(params);
+  return out;
+}
+
+ops::Tensor linear_op(const ops::Tensor& x, const ops::Tensor& weight, const std::optional<ops::Tensor>& bias) {
+  return run_linear(ops::linear_params(x, weight, bias), x);
+}
+
+ops::Tensor linear_blocks_op(const ops::Tensor& x, const ops::Tensor& blocks, int64_t block_format,
+                             const std::optional<ops::Tensor>& bias) {
+  return run_linear(ops::linear_blocks_params(x, blocks, block_format, bias), x);
+}
+
+ops::Tensor dequantise_rows_op(const ops::Tensor& blocks, int64_t block_format, const ops::Tensor& row_ids) {
+  DequantiseRowsParams params = ops::dequantise_rows_params(blocks, block_format, row_ids);
+  ops::Tensor out = ops::empty_float_matrix(params.num_rows, params.num_columns, blocks);
+  params.out = static_cast<float*>(out.data_ptr());
+  cpu::dequantise_rows(params);
   return out;
 }
 
@@ -37,6 +53,8 @@ std::string cpu_isa_op() { return isa_level().name; }
 STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CPU, m) {
   cudaprefill::ops::register_ops<cudaprefill::cpu::CpuBackend>(m);
   m.impl("linear", TORCH_BOX(&cudaprefill::cpu::linear_op));
+  m.impl("linear_blocks", TORCH_BOX(&cudaprefill::cpu::linear_blocks_op));
+  m.impl("dequantise_rows", TORCH_BOX(&cudaprefill::cpu::dequantise_rows_op));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CompositeExplicitAutograd, m) {

@@ -10,6 +10,11 @@
 //   store_sums(p, a, b, c, d) the four sums to p[0] .. p[3]
 //   transpose(rows)           kWidth vectors as a square matrix
 //   exp(v), silu(v)
+//   broadcast(v)              a float or a Float16 in all lanes
+//   load_signed_bytes(p)      kWidth of them
+//   NibbleValues(scale, offset)   what the 4-bit numbers of a block stand for: low(p), high(p) give scale * q + offset
+//   of
+//                             the low or high halves of kWidth bytes
 //   prefetch(p)               into the nearest cache
 #pragma once
 

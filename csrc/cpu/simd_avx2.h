@@ -135,4 +135,28 @@ CUDAPREFILL_INLINE void store_first(Half* to, Vec v, int count) {
   std::memcpy(to, whole, count * sizeof(Half));
 }
 
+CUDAPREFILL_INLINE Vec broadcast(Float16 value) {
+  return {_mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(value.bits)))};
+}
+
+CUDAPREFILL_INLINE Vec load_signed_bytes(const int8_t* from) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))))};
+}
+
+class NibbleValues {
+ public:
+  CUDAPREFILL_INLINE NibbleValues(Vec scale, Vec offset) : scale_(scale), offset_(offset) {}
+  CUDAPREFILL_INLINE Vec low(const uint8_t* bytes) const {
+    return value(_mm256_and_si256(numbers(bytes), _mm256_set1_epi32(15)));
+  }
+  CUDAPREFILL_INLINE Vec high(const uint8_t* bytes) const { return value(_mm256_srli_epi32(numbers(bytes), 4)); }
+
+ private:
+  CUDAPREFILL_INLINE static __m256i numbers(const uint8_t* bytes) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  CUDAPREFILL_INLINE Vec value(__m256i number) const { return fma(Vec{_mm256_cvtepi32_ps(number)}, scale_, offset_); }
+  Vec scale_, offset_;
+};
+
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

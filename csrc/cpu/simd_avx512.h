@@ -124,4 +124,30 @@ CUDAPREFILL_INLINE void store_first(Half* to, Vec v, int count) {
   _mm256_mask_storeu_epi16(to, first_lanes(count), narrow(v, Half{}));
 }
 
+CUDAPREFILL_INLINE Vec broadcast(Float16 value) {
+  return {_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(value.bits)))};
+}
+
+CUDAPREFILL_INLINE Vec load_signed_bytes(const int8_t* from) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))))};
+}
+
+// All sixteen values in a register; looking one up uses the low four bits of its index alone.
+class NibbleValues {
+ public:
+  CUDAPREFILL_INLINE NibbleValues(Vec scale, Vec offset)
+      : values_(_mm512_fmadd_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), scale.lanes,
+                                offset.lanes)) {}
+  CUDAPREFILL_INLINE Vec low(const uint8_t* bytes) const { return {_mm512_permutexvar_ps(indices(bytes), values_)}; }
+  CUDAPREFILL_INLINE Vec high(const uint8_t* bytes) const {
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(indices(bytes), 4), values_)};
+  }
+
+ private:
+  CUDAPREFILL_INLINE static __m512i indices(const uint8_t* bytes) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  __m512 values_;
+};
+
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

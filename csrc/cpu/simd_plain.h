@@ -100,4 +100,32 @@ CUDAPREFILL_INLINE void store(float* to, Vec v) {
   std::memcpy(to, &v.lanes, sizeof(v.lanes));
 }
 
+CUDAPREFILL_INLINE Vec broadcast(Float16 value) { return broadcast(to_float(value)); }
+
+CUDAPREFILL_INLINE Vec load_signed_bytes(const int8_t* from) {
+  Vec v;
+  for (int i = 0; i < Vec::kWidth; ++i) v.lanes[i] = static_cast<float>(from[i]);
+  return v;
+}
+
+class NibbleValues {
+ public:
+  CUDAPREFILL_INLINE NibbleValues(Vec scale, Vec offset) : scale_(scale), offset_(offset) {}
+  CUDAPREFILL_INLINE Vec low(const uint8_t* bytes) const {
+    return value([&](int i) { return bytes[i] & 15; });
+  }
+  CUDAPREFILL_INLINE Vec high(const uint8_t* bytes) const {
+    return value([&](int i) { return bytes[i] >> 4; });
+  }
+
+ private:
+  template <class Number>
+  CUDAPREFILL_INLINE Vec value(const Number& number) const {
+    Vec v;
+    for (int i = 0; i < Vec::kWidth; ++i) v.lanes[i] = static_cast<float>(number(i));
+    return fma(v, scale_, offset_);
+  }
+  Vec scale_, offset_;
+};
+
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

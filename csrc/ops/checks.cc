@@ -270,34 +270,6 @@ SiluAndMulParams silu_and_mul_params(const Tensor& x_tensor) {
   return params;
 }
 
-LinearParams linear_params(const Tensor& x_tensor, const Tensor& weight_tensor,
-                           const std::optional<Tensor>& bias_tensor) {
-  constexpr const char* op = "linear";
-  const TensorArg x(op, "x", x_tensor), weight(op, "weight", weight_tensor);
-  LinearParams params{};
-  x.expect_shape("[rows, num_inputs]", {kAny, kAny}).expect_float32().expect_contiguous_last_dim();
-  params.weight_dtype = weight.expect_shape("[num_outputs, num_inputs]", {kAny, x.size(1)})
-                            .expect_device_of(x)
-                            .expect_contiguous_last_dim()
-                            .expect_floating();
-  if (bias_tensor) {
-    params.bias = static_cast<const float*>(TensorArg(op, "bias", *bias_tensor)
-                                                .expect_shape("[num_outputs]", {weight.size(0)})
-                                                .expect_float32()
-                                                .expect_device_of(x)
-                                                .expect_contiguous()
-                                                .data());
-  }
-  params.x = static_cast<const float*>(x.data());
-  params.weight = weight.data();
-  params.num_rows = x.size(0);
-  params.num_inputs = x.size(1);
-  params.num_outputs = weight.size(0);
-  params.x_stride = x.stride(0);
-  params.weight_stride = weight.stride(0);
-  return params;
-}
-
 CopyBlocksParams copy_blocks_params(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs_tensor) {
   constexpr const char* op = "copy_blocks";
   const CachePair caches(op, k_cache, v_cache);

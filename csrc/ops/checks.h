@@ -32,6 +32,9 @@ RmsNormParams rms_norm_params(const Tensor& x, const Tensor& weight, double eps)
 RmsNormParams add_rms_norm_params(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps);
 SiluAndMulParams silu_and_mul_params(const Tensor& x);
 LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
+LinearParams linear_blocks_params(const Tensor& x, const Tensor& blocks, int64_t block_format,
+                                  const std::optional<Tensor>& bias);
+DequantiseRowsParams dequantise_rows_params(const Tensor& blocks, int64_t block_format, const Tensor& row_ids);
 
 CopyBlocksParams copy_blocks_params(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs);
 

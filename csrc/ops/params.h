@@ -116,15 +116,50 @@ struct CopyBlocksParams {
   DType kv_dtype;
 };
 
+// Quantised weights as GGUF files hold them; csrc/cpu/block_formats.h draws the blocks. The values are GGUF's own.
+enum class BlockFormat : int32_t { kNone = -1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
+
+struct BlockShape {
+  int32_t elements, bytes;
+};
+
+constexpr BlockShape block_shape(BlockFormat format) {
+  switch (format) {
+    case BlockFormat::kQ4_0:
+      return {32, 18};
+    case BlockFormat::kQ4_1:
+      return {32, 20};
+    case BlockFormat::kQ8_0:
+      return {32, 34};
+    case BlockFormat::kQ4_K:
+      return {256, 144};
+    case BlockFormat::kQ6_K:
+      return {256, 210};
+    case BlockFormat::kNone:
+      break;
+  }
+  return {1, 0};
+}
+
 // out = x @ weight^T + bias; x, bias and out are float32.
 struct LinearParams {
   const float* x;
-  const void* weight;  // [num_outputs, num_inputs] of weight_dtype
+  const void* weight;  // [num_outputs, num_inputs] of weight_dtype, or rows of blocks
   const float* bias;   // [num_outputs], or null
   float* out;
   int64_t num_rows, num_inputs, num_outputs;
-  int64_t x_stride, weight_stride, out_stride;
+  int64_t x_stride, weight_stride, out_stride;  // weight_stride: elements, or bytes of a row of blocks
   DType weight_dtype;
+  BlockFormat block_format = BlockFormat::kNone;
+};
+
+// out[i] = row row_ids[i] of the matrix that `blocks` holds
+struct DequantiseRowsParams {
+  const void* blocks;  // [num_matrix_rows, row bytes]
+  const int64_t* row_ids;
+  float* out;  // [num_rows, num_columns]
+  int64_t num_rows, num_columns, num_matrix_rows, row_bytes;
+  BlockFormat block_format;
 };
 
 }  // namespace cudaprefill

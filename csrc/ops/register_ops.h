@@ -14,6 +14,7 @@ namespace cudaprefill::ops {
 
 // An uninitialised, contiguous [rows, columns] of the dtype and device of `like`.
 Tensor empty_matrix(int64_t rows, int64_t columns, const Tensor& like);
+Tensor empty_float_matrix(int64_t rows, int64_t columns, const Tensor& like);  // float32 on the device of `like`
 
 template <class Backend>
 struct Ops {

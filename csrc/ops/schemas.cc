@@ -17,5 +17,7 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
   m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("copy_blocks(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor block_pairs) -> ()");
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+  m.def("linear_blocks(Tensor x, Tensor blocks, int block_format, Tensor? bias=None) -> Tensor");
+  m.def("dequantise_rows(Tensor blocks, int block_format, Tensor row_ids) -> Tensor");
   m.def("cpu_isa() -> str");
 }

@@ -11,6 +11,7 @@ namespace {
 const int32_t kFloat32 = aoti_torch_dtype_float32();
 const int32_t kBFloat16 = aoti_torch_dtype_bfloat16();
 const int32_t kFloat16 = aoti_torch_dtype_float16();
+const int32_t kUint8 = aoti_torch_dtype_uint8();
 const int32_t kInt32 = aoti_torch_dtype_int32();
 const int32_t kInt64 = aoti_torch_dtype_int64();
 
@@ -18,12 +19,12 @@ std::string dtype_name(int32_t code) {
   if (code == kFloat32) return "float32";
   if (code == kBFloat16) return "bfloat16";
   if (code == kFloat16) return "float16";
+  if (code == kUint8) return "uint8";
   if (code == kInt32) return "int32";
   if (code == kInt64) return "int64";
   if (code == aoti_torch_dtype_float64()) return "float64";
   if (code == aoti_torch_dtype_int16()) return "int16";
   if (code == aoti_torch_dtype_int8()) return "int8";
-  if (code == aoti_torch_dtype_uint8()) return "uint8";
   if (code == aoti_torch_dtype_bool()) return "bool";
   return "dtype code " + std::to_string(code);
 }
@@ -76,6 +77,7 @@ const TensorArg& TensorArg::expect_dtype(int32_t torch_dtype) const {
 }
 
 const TensorArg& TensorArg::expect_float32() const { return expect_dtype(kFloat32); }
+const TensorArg& TensorArg::expect_uint8() const { return expect_dtype(kUint8); }
 const TensorArg& TensorArg::expect_int32() const { return expect_dtype(kInt32); }
 const TensorArg& TensorArg::expect_int64() const { return expect_dtype(kInt64); }
 

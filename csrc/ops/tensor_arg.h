@@ -35,6 +35,7 @@ class TensorArg {
   static constexpr int64_t kAny = -1;
   const TensorArg& expect_shape(const char* meaning, std::initializer_list<int64_t> shape) const;
   const TensorArg& expect_float32() const;
+  const TensorArg& expect_uint8() const;
   const TensorArg& expect_int32() const;
   const TensorArg& expect_int64() const;
   const TensorArg& expect_dtype_of(const TensorArg& other) const;

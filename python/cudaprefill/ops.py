@@ -15,7 +15,7 @@ CPU; on CUDA these values are the caller's responsibility.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -154,6 +154,42 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     on the way: with one row, half the bytes take half the time.
     """
     return x.new_empty(x.shape[0], weight.shape[0])
+
+
+class BlockFormat(NamedTuple):
+    """How a GGUF file stores runs of a row's elements; csrc/cpu/block_formats.h draws them."""
+
+    name: str
+    elements: int
+    num_bytes: int
+
+
+# Those that `linear_blocks` multiplies by, under GGUF's own numbers.
+BLOCK_FORMATS = {
+    2: BlockFormat("Q4_0", 32, 18),
+    3: BlockFormat("Q4_1", 32, 20),
+    8: BlockFormat("Q8_0", 32, 34),
+    12: BlockFormat("Q4_K", 256, 144),
+    14: BlockFormat("Q6_K", 256, 210),
+}
+
+
+@_op
+def linear_blocks(x: Tensor, blocks: Tensor, block_format: int, bias: Tensor | None = None) -> Tensor:
+    """``x @ W.T + bias`` in float32 for a weight W [L, K] in the blocks of a GGUF file, on the CPU alone.
+
+    x: [T, K] float32; blocks: [L, bytes of K elements] uint8; block_format: a key of `BLOCK_FORMATS`; bias: [L] float32
+    -> [T, L] float32. The values of W are those that `dequantise_rows` gives; they exist in registers and caches only.
+    """
+    return x.new_empty(x.shape[0], blocks.shape[0])
+
+
+@_op
+def dequantise_rows(blocks: Tensor, block_format: int, row_ids: Tensor) -> Tensor:
+    """Rows of a matrix in blocks, on the CPU alone. blocks: [L, bytes of K elements]; row_ids: [R] int64 -> [R, K]."""
+    form = BLOCK_FORMATS[block_format]
+    num_columns = blocks.shape[1] // form.num_bytes * form.elements
+    return blocks.new_empty((row_ids.shape[0], num_columns), dtype=torch.float32)
 
 
 def cpu_isa() -> str:

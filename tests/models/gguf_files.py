@@ -39,11 +39,14 @@ def interleave_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def write_gguf(
     path: Path,
     model: PreTrainedModel,
-    quantisation: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    quantisation: gguf.GGMLQuantizationType | dict[str, gguf.GGMLQuantizationType] = gguf.GGMLQuantizationType.F32,
     rope_factors: np.ndarray | None = None,
     metadata: Callable[[gguf.GGUFWriter], Any] | None = None,
 ) -> None:
-    """Matrices are quantised, vectors stay float32; `metadata` may add keys to the writer."""
+    """Matrices are quantised, vectors stay float32; `metadata` may add keys to the writer.
+
+    quantisation: of all matrices, or by the name of a layer's part ("attn_v"), where "" is that of the others.
+    """
     config = model.config
     family = {"mistral": "llama"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, family)
@@ -77,7 +80,10 @@ def write_gguf(
             name = f"blk.{layer}.{_PARTS[part]}.{kind}"
         else:
             name = f"{_PARTS[stem]}.{kind}"
-        kept = quantisation if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        kept = gguf.GGMLQuantizationType.F32
+        if array.ndim == 2:
+            kinds = quantisation if isinstance(quantisation, dict) else {"": quantisation}
+            kept = kinds.get(name.split(".")[-2], kinds[""])
         writer.add_tensor(name, gguf.quants.quantize(array, kept), raw_dtype=kept)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.astype(np.float32))

@@ -146,7 +146,7 @@ def test_block_sizes(build: Callable[..., Pair], block_size: int) -> None:
 def test_half_weights_are_computed_in_float32_on_a_cpu(tmp_path: Any, dtype: torch.dtype) -> None:
     reference = save_tiny_model(tmp_path, "qwen2")
     decoder = load_model(tmp_path, dtype=str(dtype).removeprefix("torch."))
-    assert (decoder.dtype, decoder.activation_dtype) == (dtype, torch.float32)
+    assert (f"torch.{decoder.weight_format}", decoder.activation_dtype) == (str(dtype), torch.float32)
     with torch.no_grad():
         for weight in reference.parameters():
             if weight.dim() == 2:

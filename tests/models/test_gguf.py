@@ -22,6 +22,7 @@ from cudaprefill.models import (
     load_model,
     read_model_config,
 )
+from cudaprefill.models.block_matrix import BlockMatrix
 from cudaprefill.models.gguf import GgufFile
 from cudaprefill.models.gguf_config import parse_gguf_config
 from cudaprefill.models.gguf_source import GgufSource
@@ -64,13 +65,56 @@ def test_quantised_matrices_are_those_that_the_file_says(tmp_path: Path, quantis
     kind = Quantisation[quantisation]
     reference = tiny_model("llama", intermediate_size=128)
     write_gguf(tmp_path / "model.gguf", reference, kind)
+    expected = quantised_logits(reference, lambda name: kind)
+    for dtype in ("auto", "float32"):  # in blocks, and dequantised
+        logits = logits_of(tmp_path / "model.gguf", dtype=dtype)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "in_blocks"),
+    [
+        ({"": Quantisation.Q4_1, "attn_v": Quantisation.Q8_0}, {"qkv", "o", "gate_up", "down"}),
+        ({"": Quantisation.Q4_0, "ffn_up": Quantisation.F16, "attn_output": Quantisation.Q5_0}, {"qkv", "down"}),
+    ],
+)
+def test_matrices_that_are_fused_may_be_stored_in_different_formats(
+    tmp_path: Path, kinds: dict[str, Quantisation], in_blocks: set[str]
+) -> None:
+    reference = tiny_model("llama", intermediate_size=128, attention_bias=True)
+    write_gguf(tmp_path / "model.gguf", reference, kinds)
+    parts = {"attn_v": "v_proj", "ffn_up": "up_proj", "attn_output": "o_proj"}
+    kind_of = {parts[part]: kind for part, kind in kinds.items() if part}
+    expected = quantised_logits(reference, lambda name: kind_of.get(name.split(".")[-2], kinds[""]))
+    decoder = load_model(tmp_path / "model.gguf")
+    layer = decoder.weights.layers[0]
+    matrices = {name: getattr(layer, name) for name in ("qkv", "o", "gate_up", "down")}
+    assert {name for name, matrix in matrices.items() if isinstance(matrix, BlockMatrix)} == in_blocks
+    logits = PagedRunner(decoder).step(chunks={"a": PROMPT})["a"]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_blocks_take_the_memory_that_the_file_takes(tmp_path: Path) -> None:
+    reference = tiny_model("llama", intermediate_size=128)
+    write_gguf(tmp_path / "model.gguf", reference, Quantisation.Q4_1)
+    decoder = load_model(tmp_path / "model.gguf")
+    matrices = [decoder.weights.embedding, decoder.weights.lm_head]
+    for layer in decoder.weights.layers:
+        matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
+    stored = {t.name: t.rows.nbytes for t in GgufFile(tmp_path / "model.gguf").tensors.values() if len(t.shape) == 2}
+    assert sum(matrix.num_bytes for matrix in matrices if isinstance(matrix, BlockMatrix)) == sum(stored.values())
+    assert decoder.weight_format == "Q4_1"
+
+
+def quantised_logits(reference: Any, kind_of: Callable[[str], Quantisation]) -> torch.Tensor:
+    """Of the model with each matrix replaced by what its quantisation leaves of it."""
     with torch.no_grad():
-        for weight in reference.parameters():
+        for name, weight in reference.named_parameters():
             if weight.dim() == 2:
+                kind = kind_of(name)
                 values = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
                 weight.copy_(torch.from_numpy(values))
-    expected = reference_logits(reference, PROMPT)
-    torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
+    return reference_logits(reference, PROMPT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

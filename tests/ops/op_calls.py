@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from tests.ops.block_matrices import random_blocks
+
 T, B, HQ, HKV, D, N, S, M = 5, 2, 6, 2, 64, 8, 16, 3
 
 
@@ -50,6 +52,17 @@ def right_arguments(op: str) -> dict[str, Any]:
         "silu_and_mul": {"x": torch.randn(T, 96)},
         "copy_blocks": {**caches, "block_pairs": torch.tensor([[0, 7], [2, 1]])},
         "linear": {"x": torch.randn(T, 48), "weight": torch.randn(20, 48), "bias": torch.randn(20)},
+        "linear_blocks": {
+            "x": torch.randn(T, 64),
+            "blocks": random_blocks(3, 20, 64),
+            "block_format": 3,
+            "bias": torch.randn(20),
+        },
+        "dequantise_rows": {
+            "blocks": random_blocks(3, 20, 64),
+            "block_format": 3,
+            "row_ids": torch.tensor([19, 0, 5]),
+        },
     }[op]
 
 
@@ -63,4 +76,6 @@ OPS = [
     "silu_and_mul",
     "copy_blocks",
     "linear",
+    "linear_blocks",
+    "dequantise_rows",
 ]

@@ -12,7 +12,16 @@ from tests.ops.isa_levels import ISA_LEVELS, lower_isa_levels, passes_at_isa_lev
 PRINT_LEVEL = ("-c", "from cudaprefill import ops; print(ops.cpu_isa())")
 TEST_FILES = [
     str(Path(__file__).with_name(f"test_{name}.py"))
-    for name in ("copy_blocks", "linear", "rms_norm", "rope_write_kv", "silu_and_mul", "wrong_arguments", "write_kv")
+    for name in (
+        "copy_blocks",
+        "linear",
+        "linear_blocks",
+        "rms_norm",
+        "rope_write_kv",
+        "silu_and_mul",
+        "wrong_arguments",
+        "write_kv",
+    )
 ]
 
 

@@ -15,7 +15,7 @@ def test_opcheck(op: str) -> None:
 
 
 def test_opcheck_without_the_optional_tensors() -> None:
-    for op, optional in [("rope_write_kv", ("q_norm", "k_norm")), ("linear", ("bias",))]:
+    for op, optional in [("rope_write_kv", ("q_norm", "k_norm")), ("linear", ("bias",)), ("linear_blocks", ("bias",))]:
         arguments = {**right_arguments(op), **dict.fromkeys(optional)}
         torch.library.opcheck(getattr(torch.ops.cudaprefill, op).default, (), arguments)
 

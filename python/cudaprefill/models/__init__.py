@@ -42,8 +42,9 @@ def load_model(
 ) -> Decoder:
     """The model of a Hugging Face folder or a GGUF file, ready to run on `device`.
 
-    `dtype` is that of the weights: float32, bfloat16, float16, or auto, which is float32 on a CPU and, on a GPU, what
-    the file stores (bfloat16 for float32 and quantised files). `progress` gets bytes read and bytes to read.
+    `dtype` is that of the weights: float32, bfloat16, float16 or auto. On a GPU auto is what the file stores, bfloat16
+    for float32 and quantised files; on a CPU it leaves the matrices of a quantised file in their blocks, and all else
+    is float32. `progress` gets bytes read and bytes to read.
     `max_model_len` is the number of positions that will be used, by default all that the model was made for; its
     RoPE table takes 4 * head_size bytes for each. Raises UnsupportedModelError and WeightsError with what is wrong.
     """
@@ -55,7 +56,8 @@ def load_model(
         check_tensors(config, source)
         weight_dtype = _auto_dtype(source, device) if dtype == "auto" else _DTYPES[dtype]
         activation_dtype = torch.float32 if device.type == "cpu" else weight_dtype
-        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress)
+        keep_blocks = dtype == "auto" and device.type == "cpu"
+        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress, keep_blocks)
         inv_freq = inverse_frequencies(config.rope, config.head_size)
         if source.rope_factors is not None:
             inv_freq = inv_freq / source.rope_factors

@@ -21,10 +21,12 @@ from torch.nn import functional
 from cudaprefill import ops
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.kv_cache import KVCache
+from cudaprefill.models import block_matrix
+from cudaprefill.models.block_matrix import BlockMatrix, Matrix
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.weights import DecoderWeights
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Linear = Callable[[Tensor, Matrix, Tensor | None], Tensor]
 
 
 class Decoder:
@@ -39,13 +41,24 @@ class Decoder:
         self.weights = weights
         self.cos_sin = cos_sin
         self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
         self.activation_dtype = weights.final_norm.dtype
         has_own_linear = self.device.type == "cpu" and self.activation_dtype == torch.float32
-        self._linear: Linear = ops.linear if has_own_linear else functional.linear
+        self._linear: Linear = block_matrix.linear if has_own_linear else functional.linear  # type: ignore[assignment]
         layers = weights.layers
         norms_after = [layer.input_norm for layer in layers[1:]] + [weights.final_norm]
         self._layers = list(zip(layers, norms_after, strict=True))
+
+    @property
+    def weight_format(self) -> str:
+        """What the weights of the layers are stored as: a dtype, or formats of blocks as GGUF calls them."""
+        down = self.weights.layers[0].down
+        return down.format_name if isinstance(down, BlockMatrix) else str(down.dtype).removeprefix("torch.")
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        embedding = self.weights.embedding
+        if isinstance(embedding, BlockMatrix):
+            return embedding.rows(token_ids)
+        return functional.embedding(token_ids, embedding).to(self.activation_dtype)
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
         """Hidden states after the final norm, [T, H] of the activation dtype; writes K and V of all T tokens.
@@ -62,7 +75,7 @@ class Decoder:
         chunk_table, chunk_lens = block_table[num_decodes:], context_lens[num_decodes:]
         chunk_starts = batch.cu_seqlens_q[num_decodes:]
 
-        residual = functional.embedding(batch.token_ids, self.weights.embedding).to(self.activation_dtype)
+        residual = self._embed(batch.token_ids)
         attended = residual.new_empty((num_tokens, config.num_q_heads, config.head_size))  # of each layer in turn
         attended_rows, attended_decodes = attended.view(num_tokens, -1), attended[:num_decodes]
         x: Tensor = ops.rms_norm(residual, self.weights.layers[0].input_norm, eps)

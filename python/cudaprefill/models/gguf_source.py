@@ -67,6 +67,10 @@ class GgufSource:
     def stored_dtype(self, name: str) -> torch.dtype | None:
         return _STORED_DTYPES.get(self._tensors[name].quantisation)
 
+    def block_format(self, name: str) -> int | None:
+        tensor = self._tensors[name]
+        return None if len(tensor.shape) == 1 or tensor.quantisation in _STORED_DTYPES else int(tensor.quantisation)
+
     def num_bytes(self, name: str) -> int:
         return self._tensors[name].rows.nbytes
 
@@ -80,6 +84,10 @@ class GgufSource:
             self._dequantise_into(on_host, tensor, order)
         if on_host is not out:
             out.copy_(on_host)
+
+    def copy_blocks_into(self, name: str, out: Tensor) -> None:
+        rows, order = self._tensors[name].rows, self._row_order(name)
+        out.numpy()[...] = rows if order is None else rows[order]
 
     def close(self) -> None:
         self._threads.shutdown()

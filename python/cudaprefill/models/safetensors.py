@@ -51,11 +51,17 @@ class SafetensorsSource:
     def stored_dtype(self, name: str) -> torch.dtype | None:
         return self._dtypes[name]
 
+    def block_format(self, name: str) -> int | None:
+        return None
+
     def num_bytes(self, name: str) -> int:
         return torch.Size(self.shapes[name]).numel() * self._dtypes[name].itemsize
 
     def copy_into(self, name: str, out: Tensor) -> None:
         out.copy_(self._files[name].get_tensor(name))
+
+    def copy_blocks_into(self, name: str, out: Tensor) -> None:
+        raise WeightsError(f"tensor {name!r} is not stored in blocks")
 
     def close(self) -> None:
         self._files.clear()

@@ -1,0 +1,76 @@
+"""A weight matrix that stays in the blocks of its GGUF file.
+
+A 4-bit matrix takes a sixth of the memory of its float32 values, and a decode step takes the time of reading all
+weights once. The values are the same: a kernel decodes a block in registers and computes in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cudaprefill import ops
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """Rows of one format: [rows, bytes of num_inputs elements] uint8."""
+
+    blocks: Tensor
+    block_format: int  # its number in GGUF
+
+
+@dataclass(frozen=True)
+class BlockMatrix:
+    """[num_outputs, num_inputs], one part below the other: files may store k and v, say, in different formats."""
+
+    parts: tuple[BlockRows, ...]
+    num_inputs: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((sum(part.blocks.shape[0] for part in self.parts), self.num_inputs))
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].blocks.device
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.blocks.numel() for part in self.parts)
+
+    @property
+    def format_name(self) -> str:
+        """As GGUF calls it: Q4_1, or Q4_K+Q6_K."""
+        return "+".join(dict.fromkeys(ops.BLOCK_FORMATS[part.block_format].name for part in self.parts))
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ W.T + bias``; x: [T, num_inputs] float32 -> [T, num_outputs] float32."""
+        if len(self.parts) == 1:
+            return ops.linear_blocks(x, self.parts[0].blocks, self.parts[0].block_format, bias)
+        rows = [part.blocks.shape[0] for part in self.parts]
+        biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
+        return torch.cat(
+            [
+                ops.linear_blocks(x, part.blocks, part.block_format, part_bias)
+                for part, part_bias in zip(self.parts, biases, strict=True)
+            ],
+            dim=1,
+        )
+
+    def rows(self, row_ids: Tensor) -> Tensor:
+        """The rows of a matrix of one part, dequantised. row_ids: [R] int64 -> [R, num_inputs] float32."""
+        (part,) = self.parts
+        return ops.dequantise_rows(part.blocks, part.block_format, row_ids)
+
+
+Matrix = Tensor | BlockMatrix
+
+
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+    """``x @ weight.T + bias`` on a CPU, in float32 whatever the weight is stored as."""
+    if isinstance(weight, BlockMatrix):
+        return weight.linear(x, bias)
+    return ops.linear(x, weight, bias)
