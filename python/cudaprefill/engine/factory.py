@@ -12,8 +12,8 @@ import torch
 
 from cudaprefill import ops
 from cudaprefill.config import EngineConfig, format_bytes
-from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
+from cudaprefill.engine.dry_run import DryRun
 from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.kv_cache import KVCache
@@ -22,7 +22,7 @@ from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.passing_thread import run_in_passing_thread
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
-from cudaprefill.models import Decoder, default_model_path, load_model, read_model_config
+from cudaprefill.models import default_model_path, load_model, read_model_config
 from cudaprefill.models.weights import expected_tensors
 from cudaprefill.text.tokenizer import Tokenizer
 
@@ -122,8 +122,14 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
     if device.type == "cpu":
         num_blocks = blocks_for_cpu(block_bytes, config.kv_cache_memory)
     else:
-        largest_step = _LargestStep(model, budget, max_model_len, config.block_size, kv_dtype)
-        num_blocks = blocks_for_gpu(block_bytes, config.gpu_memory_utilization, device, largest_step.run)
+        dry_run = DryRun(model, budget, max_num_seqs, max_model_len, config.block_size, kv_dtype)
+        num_blocks = blocks_for_gpu(
+            block_bytes,
+            config.gpu_memory_utilization,
+            device,
+            dry_run.run_largest_step,
+            None if config.enforce_eager else lambda: dry_run.capture_graphs(CudaGraphs(device).capture),
+        )
     kv_cache = KVCache(model_config.num_layers, num_blocks, *shape, kv_dtype, device)
     if device.type == "cpu" or config.enforce_eager:
         model_runner = ModelRunner(model, kv_cache)
@@ -142,7 +148,7 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
             model=path.name,
             family=model_config.family,
             num_parameters=sum(math.prod(shape) for shape in expected_tensors(model_config).values()),
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=model.weight_format,
             device=str(device),
             kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
             threads=torch.get_num_threads(),
@@ -164,35 +170,3 @@ def resolve_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ValueError(f"device is {name}, but torch {torch.__version__} sees no CUDA device")
     return torch.device("cuda" if name == "auto" else name)
-
-
-class _LargestStep:
-    """One prompt that takes the whole token budget: what needs the most memory beside weights and KV."""
-
-    def __init__(self, model: Decoder, budget: int, max_model_len: int, block_size: int, kv_dtype: torch.dtype) -> None:
-        self._model = model
-        self._tokens = min(budget, max_model_len)
-        self._block_size = block_size
-        self._kv_dtype = kv_dtype
-
-    def run(self) -> None:
-        model, tokens, device = self._model, self._tokens, self._model.device
-        config, num_blocks = model.config, -(-tokens // self._block_size)
-        # One layer's memory stands in for all: the step must not need what it is to measure.
-        kv_cache = KVCache(
-            1, num_blocks, config.num_kv_heads, self._block_size, config.head_size, self._kv_dtype, device
-        )
-        kv_cache.layers *= config.num_layers
-        positions = torch.arange(tokens, device=device)
-        batch = Batch(
-            token_ids=torch.zeros_like(positions),
-            position_ids=positions,
-            slot_mapping=positions,
-            cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
-            block_table=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
-            logits_rows=positions[-1:],
-            block_copies=torch.empty((0, 2), dtype=torch.int64, device=device),
-            num_decodes=0,
-        )
-        ModelRunner(model, kv_cache).run(batch)
