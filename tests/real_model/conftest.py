@@ -11,6 +11,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from cudaprefill import LLM
 from cudaprefill.models import default_model_path
+from tests.real_model.serving import serving
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +32,10 @@ def reference() -> PreTrainedModel:
     assert (missing, unexpected) == (["lm_head.weight"], [])
     model.tie_weights()
     return model
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """Of a server with the packaged model, called `smollm2`."""
+    with serving("--served-model-name", "smollm2", "--kv-cache-memory", "256MiB", "--max-model-len", "2048") as url:
+        yield url
