@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 from cudaprefill.engine import cuda_graphs
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.cuda_graphs import Capture, CudaGraphs, DecodeGraphRunner, graph_sizes
+from cudaprefill.engine.dry_run import DryRun
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.schedule import BatchArrays
@@ -146,6 +148,17 @@ def test_a_capture_touches_no_kv() -> None:
     kv_cache = kv_cache_of(model)
     DecodeGraphRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, Tape.capture)
     assert kv_cache.data.isnan().all()
+
+
+@pytest.mark.parametrize("emulated", [False, True])
+def test_before_there_is_a_kv_cache_graphs_are_captured_on_one_block(emulated: bool) -> None:
+    with backend_of_ops("emulated") if emulated else nullcontext():
+        model = small_decoder(torch.bfloat16 if emulated else torch.float32)
+        dry_run = DryRun(model, 40, 3, MAX_MODEL_LEN, BLOCK_SIZE, model.activation_dtype)
+        dry_run.run_largest_step()
+        captured = dry_run.capture_graphs(Tape.capture)
+    assert captured.kv_cache.data.shape[:3] == (1, 2, 1)
+    assert [tuple(k_cache.shape) for k_cache, _ in captured.kv_cache.layers] == [(16, 2, BLOCK_SIZE, 64)] * 2
 
 
 def test_sizes_double_up_to_the_most_requests_or_where_launches_no_longer_matter() -> None:

@@ -44,8 +44,8 @@ class DecodeGraphRunner(ModelRunner):
     """Runs steps of decodes alone as graphs, and all other steps as `ModelRunner` does.
 
     All graphs are captured when this is made. Captured at first use, each would stall running streams once; so a
-    start takes longer, and what cannot be captured or does not fit shows there. The memory, that of the
-    activations of `LARGEST_GRAPH` tokens, comes out of what gpu_memory_utilization leaves.
+    start takes longer, and what cannot be captured or does not fit shows there. The sizing of the KV cache leaves
+    room for their memory (kv_cache_sizing.py), which is about that of the activations of the largest one.
     """
 
     @torch.inference_mode()
