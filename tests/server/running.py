@@ -18,7 +18,7 @@ from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.factory import EngineInfo, EngineParts
 from cudaprefill.server.config import ServerConfig
-from cudaprefill.server.run import bound_socket, run
+from cudaprefill.server.run import bound_socket, on_signal, run
 from cudaprefill.server.state import ServerState
 from tests.engine.harness import MAX_MODEL_LEN, make_engine, make_input_processor, pool_is_idle
 
@@ -119,8 +119,8 @@ class RunningServer:
         assert self.state.engine._streams == {}
 
     def stop(self) -> None:
-        """What a first signal does."""
-        self._loop.call_soon_threadsafe(self._stop.set)
+        """What a signal does."""
+        self._loop.call_soon_threadsafe(on_signal, self.state, self._stop)
 
     def join(self) -> int:
         """The exit status, once the server has ended."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
-from tests.server.asking import BOTH, CHAT, CHAT_FIELDS, COMPLETION_FIELDS, COMPLETIONS, ENDLESS, TEXT
+from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.server.generation import Generation
+from cudaprefill.server.sse import EventStream
+from tests.server.asking import ANSWER, BOTH, CHAT, CHAT_FIELDS, COMPLETION_FIELDS, COMPLETIONS, ENDLESS, TEXT
 from tests.server.running import PATIENCE, RunningServer
 
 PACE = 0.004  # seconds a step: an endless request takes two seconds
@@ -122,18 +128,48 @@ def test_one_of_several_prompts_does_not_outlive_its_client() -> None:
 
 
 def test_a_reader_that_stops_reading_is_aborted_when_too_much_waits_for_it() -> None:
-    with RunningServer(config={"max_unread_output": 100_000}) as server:
-        # More than the buffers of the system take.
-        connection = server.post_raw(
-            COMPLETIONS, {**COMPLETION_FIELDS, **ENDLESS, "n": 16, "stream": True, "logprobs": 6}
-        )
-        server.wait_until(lambda: server.runner.fake.steps > 0)
-        server.wait_until(lambda: not server.in_engine(lambda engine: engine.has_work()))
+    async def session(server: RunningServer) -> list[bytes]:
+        """An answer to a client whose connection takes nothing more until the engine has done all it wants to."""
+        engine, sent = server.state.engine, []
+        stream = await engine.generate(TEXT, SamplingParams(temperature=0, max_tokens=500, ignore_eos=True))
+        generation = Generation(server.state, [stream])
+
+        async def texts() -> AsyncIterator[bytes]:
+            async for _, delta in await generation.started():
+                yield delta.text.encode()
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                sent.append(message["body"])
+                while await engine.call(lambda engine: engine.has_work()):
+                    await asyncio.sleep(0.001)
+
+        async def receive() -> Message:
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+        await EventStream(texts(), generation.abort)({"type": "http"}, receive, send)
+        return sent
+
+    with RunningServer(config={"max_unread_output": 1000}) as server:
+        text, error, end = server.await_(session(server))
         assert server.runner.fake.steps < 500
-        received = b""
-        while b"[DONE]" not in received[-100:]:
-            piece = connection.recv(1 << 20)
-            assert piece
-            received += piece
-        connection.close()
-    assert b'"code": "slow_reader"' in received[-1000:]
+    assert ANSWER.startswith(text.decode())
+    assert b"the limit is 1000" in error
+    assert b'"code": "slow_reader"' in error
+    assert end == b"data: [DONE]\n\n"
+
+
+def test_a_slow_reader_gets_what_it_missed_in_one_event(server: RunningServer) -> None:
+    async def session() -> list[str]:
+        engine = server.state.engine
+        stream = await engine.generate(TEXT, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        texts = []
+        async for _, delta in await Generation(server.state, [stream]).started():
+            texts.append(delta.text)
+            while await engine.call(lambda engine: engine.has_work()):
+                await asyncio.sleep(0.001)
+        return texts
+
+    texts = server.await_(session())
+    assert "".join(texts) == ANSWER
+    assert len(texts) <= 2

@@ -1,67 +1,38 @@
-"""`cudaprefill chat`: the terminal's chat on an engine in this process."""
+"""`cudaprefill chat`: a desktop on a terminal, line by line everywhere else.
+
+What each way needs is imported when it is taken: the desktop must not wait for torch.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator
 
-from cudaprefill.cli.load import load_llm
-from cudaprefill.engine.request_stream import RequestStream
-from cudaprefill.llm import LLM
-from cudaprefill.sampling_params import SamplingParams
-from cudaprefill_tui.backend import AnswerFigures, Message
+from cudaprefill_tui.backend import ChatBackend
 from cudaprefill_tui.line_chat import run_line_chat
 from cudaprefill_tui.terminal_chat import TerminalChat, is_terminal
 
 
-class LocalAnswer:
-    """An answer of the engine in this process."""
-
-    def __init__(self, stream: RequestStream) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        return next(self._stream).text
-
-    def abort(self) -> None:
-        self._stream.abort()
-
-    @property
-    def figures(self) -> AnswerFigures:
-        request = self._stream.output
-        output, metrics = request.outputs[0], request.metrics
-        return AnswerFigures(
-            prompt_tokens=len(request.prompt_token_ids),
-            cached_tokens=metrics.num_cached_tokens if metrics else 0,
-            output_tokens=len(output.token_ids),
-            ttft=metrics.ttft if metrics else None,
-            itls=tuple(metrics.itl) if metrics else (),
-            finish_reason=output.finish_reason or "abort",
-        )
-
-
-class LocalBackend:
-    """An engine in this process, as the chat wants it."""
-
-    def __init__(self, llm: LLM, params: SamplingParams) -> None:
-        self._llm = llm
-        self._params = params
-        self.title = f"{llm.info.model} on {llm.info.device}/{llm.info.kernels}"
-
-    def ask(self, messages: list[Message]) -> LocalAnswer:
-        return LocalAnswer(self._llm.stream_chat(messages, self._params))
-
-
 def run(flags: argparse.Namespace) -> int:
-    params = SamplingParams(
-        temperature=flags.temperature, top_p=flags.top_p, seed=flags.seed, max_tokens=flags.max_tokens
-    )
-    with load_llm(flags) as llm:
-        backend = LocalBackend(llm, params)
-        if is_terminal():
-            return TerminalChat(backend, sys.stdout, flags.system).run()
-        return run_line_chat(backend, sys.stdin, sys.stdout, sys.stderr, flags.system)
+    if len(flags.url) > 1 and (flags.plain or not is_terminal()):
+        raise ValueError(f"{len(flags.url)} servers were given with --url, and line by line only one can answer")
+    if is_terminal() and not flags.plain and os.environ.get("TERM", "dumb") != "dumb":
+        from cudaprefill.cli.desktop import chat
+
+        return chat(flags)
+    if flags.url:
+        from cudaprefill.cli.remote_chat import open_backend as open_remote
+
+        with open_remote(flags) as backend:
+            return _by_lines(backend, flags)
+    from cudaprefill.cli.local_chat import open_backend as open_local
+
+    with open_local(flags) as backend:
+        return _by_lines(backend, flags)
+
+
+def _by_lines(backend: ChatBackend, flags: argparse.Namespace) -> int:
+    if is_terminal():
+        return TerminalChat(backend, sys.stdout, flags.system).run()
+    return run_line_chat(backend, sys.stdin, sys.stdout, sys.stderr, flags.system)

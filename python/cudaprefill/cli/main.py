@@ -1,4 +1,4 @@
-"""`cudaprefill`: chat, generate, info, serve."""
+"""`cudaprefill`: chat, generate, info, serve, top."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudaprefill.cli.server_flags import add_server_flags
 from cudaprefill.errors import EngineDeadError, QueueFullError
 
 # A command's module is imported only when it runs: --help must not wait for torch.
-COMMANDS = {name: f"cudaprefill.cli.{name}" for name in ("chat", "generate", "info", "serve")}
+COMMANDS = {name: f"cudaprefill.cli.{name}" for name in ("chat", "generate", "info", "serve", "top")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cudaprefill", description="An LLM engine whose prefill you can see.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    chat = commands.add_parser("chat", help="chat; without a terminal: prompts in line by line, answers out")
+    chat = commands.add_parser("chat", help="chat and watch; without a terminal: prompts in line by line, answers out")
+    _add_client_flags(chat, "(default: an engine of its own, with the engine flags)")
+    chat.add_argument("--plain", action="store_true", help="on a terminal too: line by line, without a desktop")
     chat.add_argument("--system", metavar="TEXT", help="system prompt")
     chat.add_argument("--max-tokens", type=count, metavar="N", help="longest answer (default: what the context allows)")
     chat.add_argument("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")
@@ -78,7 +80,19 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("model_argument", nargs="?", metavar="MODEL", help="as --model")
     add_server_flags(serve)
     add_engine_flags(serve)
+
+    top = commands.add_parser("top", help="watch a running server: steps, blocks, requests, latency")
+    _add_client_flags(top, "(default: http://127.0.0.1:8000)")
+    source = top.add_mutually_exclusive_group()
+    source.add_argument("--record", metavar="FILE", help="write the telemetry of the first server as JSON lines")
+    source.add_argument("--play", metavar="FILE", help="show what was recorded instead of a server")
+    top.add_argument("--speed", type=float, default=1.0, help="of --play (default: %(default)s)")
     return parser
+
+
+def _add_client_flags(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument("--url", action="append", default=[], help=f"a running server; repeatable {default}")
+    parser.add_argument("--api-key", metavar="KEY", help="for the servers of --url that want one")
 
 
 if __name__ == "__main__":

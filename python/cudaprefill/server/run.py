@@ -62,7 +62,7 @@ def serve(
     async def main() -> int:
         state = ServerState(config, build)
         stop = asyncio.Event()
-        with _signals(lambda: _on_signal(state, stop)):
+        with _signals(lambda: on_signal(state, stop)):
             if exit_with_stdin:
                 _watch_stdin(asyncio.get_running_loop(), stop)
             return await run(state, bound, stop, announce)
@@ -116,7 +116,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _on_signal(state: ServerState, stop: asyncio.Event) -> None:
+def on_signal(state: ServerState, stop: asyncio.Event) -> None:
     """The first asks for an orderly end, the second for a quick one."""
     if stop.is_set():
         state.hurry = True

@@ -1,0 +1,73 @@
+"""What `chat` and `top` share: from flags to the terminal UI. No torch: a server has that in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import fields
+from pathlib import Path
+
+from cudaprefill.cli.engine_flags import add_engine_flags, engine_config
+from cudaprefill.config import EngineConfig
+from cudaprefill_tui.app import Setup
+from cudaprefill_tui.conversations import ChatSettings
+from cudaprefill_tui.engine_link import EngineLink
+from cudaprefill_tui.playback import PlaybackLink
+from cudaprefill_tui.preferences import preferences_path
+from cudaprefill_tui.recording import Recorder
+from cudaprefill_tui.run import run
+from cudaprefill_tui.server_link import ServerLink
+from cudaprefill_tui.server_process import ServerProcess
+from cudaprefill_tui.session import Session
+
+
+def chat(flags: argparse.Namespace) -> int:
+    """Attached to the servers of `--url`; without one, to a server of its own with the engine flags."""
+    settings = ChatSettings(
+        system=flags.system or "",
+        temperature=flags.temperature,
+        top_p=flags.top_p,
+        max_tokens=flags.max_tokens,
+        seed=flags.seed,
+    )
+    if flags.url:
+        return run(Setup(_session(flags.url, flags.api_key), None, settings, preferences_path()))
+    engine_config(flags)  # what is wrong with them is said before a screen is opened
+    server = ServerProcess(engine_arguments(flags))
+    return run(Setup(_session([], None), server, settings, preferences_path()))
+
+
+def top(flags: argparse.Namespace) -> int:
+    """The panes alone, on running servers or on a recording."""
+    with ExitStack() as stack:
+        if flags.play is not None:
+            session = Session([PlaybackLink(Path(flags.play), flags.speed)], ServerLink)
+        else:
+            session = _session(flags.url or ["http://127.0.0.1:8000"], flags.api_key)
+            if flags.record is not None:
+                session.links[0].on_message = stack.enter_context(Recorder(Path(flags.record)))
+        return run(Setup(session, None, None, preferences_path()))
+
+
+def engine_arguments(flags: argparse.Namespace) -> list[str]:
+    """The engine flags that are not as they would be anyway, as a command line."""
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    defaults = parser.parse_args([])
+    arguments = []
+    for field in fields(EngineConfig):
+        value, name = getattr(flags, field.name), field.name.replace("_", "-")
+        if value == getattr(defaults, field.name):
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            arguments.append(f"--{name}={value}")
+    return arguments
+
+
+def _session(urls: Sequence[str], api_key: str | None) -> Session:
+    """Raises ValueError for what is no URL."""
+    links: list[EngineLink] = [ServerLink(url, api_key) for url in urls]
+    return Session(links, ServerLink)
