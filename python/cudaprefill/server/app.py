@@ -15,6 +15,7 @@ from cudaprefill.server import (
     completions,
     controls,
     engine_settings,
+    explain,
     health,
     metrics_endpoint,
     model_list,
@@ -38,6 +39,7 @@ ENDPOINTS = (
     engine_settings,
     telemetry,
     metrics_endpoint,
+    explain,
     controls,
     health,
     openapi,
@@ -66,6 +68,7 @@ def create_app(state: ServerState) -> Starlette:
     app.router.redirect_slashes = False
     app.state.server = state
     app.state.observers = Observers(state)
+    app.state.explanations = explain.Explanations(state)
     return app
 
 

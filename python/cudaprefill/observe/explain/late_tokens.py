@@ -137,13 +137,13 @@ def _fewer_decodes(num_decodes: int, context: int, limit: float, scale: float, c
             setting="",
             value=0,
             predicted=alone,
-            text=f"no setting: the {num_decodes} decodes alone take {alone * 1e3:.0f} ms, "
-            f"and one of them takes longer than {limit * 1e3:.0f} ms",
+            text=f"no setting: the decodes alone ({num_decodes}) take {alone * 1e3:.1f} ms, "
+            f"and one of them takes longer than {limit * 1e3:.1f} ms",
         )
     return Prevention(
         setting="--max-num-seqs",
         value=fitting,
         predicted=seconds(fitting),
-        text=f"the {num_decodes} decodes alone take {alone * 1e3:.0f} ms: no budget helps, "
+        text=f"the decodes alone ({num_decodes}) take {alone * 1e3:.0f} ms: no budget helps, "
         f"but {fitting} at once take {seconds(fitting) * 1e3:.0f} ms",
     )
