@@ -92,18 +92,18 @@ class BlockMap(LineView):
             return
         if self.highlighted is not None and blocks:
             self._lit = self._blocks_of(self.highlighted)
-        self.refresh_rows({block // self.columns for block in blocks})
+        self.redraw_lines({block // self.columns for block in blocks})
 
     def highlight(self, number: int | None) -> None:
         if number == self.highlighted:
             return
         before, self.highlighted = self._lit, number
         self._lit = self._blocks_of(number)
-        self.refresh_rows({block // self.columns for block in before ^ self._lit})
+        self.redraw_lines({block // self.columns for block in before ^ self._lit})
 
     def colour_by_request(self, wanted: bool) -> None:
         self.by_request = wanted
-        self.refresh()
+        self.redraw()
 
     def _blocks_of(self, number: int | None) -> frozenset[int]:
         if number is None or self._view is None:
@@ -123,7 +123,7 @@ class BlockMap(LineView):
         room = max(width - self._gutter, 1)
         self.columns = room // 16 * 16 or room // 8 * 8 or room
         self.resize_lines()
-        self.refresh()
+        self.redraw()
 
     def line(self, y: int) -> Strip:
         if self._view is None:
@@ -187,7 +187,7 @@ class BlockMap(LineView):
         if not 0 <= block < self.num_blocks:
             return
         before, self.cursor = self.cursor, block
-        self.refresh_rows({before // self.columns, block // self.columns})
+        self.redraw_lines({before // self.columns, block // self.columns})
         self.scroll_to_row(block // self.columns)
         self._hover(block)
 
@@ -204,10 +204,10 @@ class BlockMap(LineView):
         self._hover(None)
 
     def on_focus(self) -> None:
-        self.refresh_rows({self.cursor // self.columns})
+        self.redraw_lines({self.cursor // self.columns})
 
     def on_blur(self) -> None:
-        self.refresh_rows({self.cursor // self.columns})
+        self.redraw_lines({self.cursor // self.columns})
         self._hover(None)
 
     def _block_at(self, event: events.MouseEvent) -> int | None:

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.content import Content
-from textual.widget import Widget
+from textual.style import Style
 
 from cudaprefill.client.engine_view import EngineView, ViewWatch
 from cudaprefill.protocol.telemetry import SHARED
@@ -16,7 +15,7 @@ from ..cells import percent
 from ..glyphs import UNICODE, Glyphs
 from ..messages import OwnersWanted
 from .block_map import BlockMap
-from .pane import Pane
+from .pane import Legend, Pane
 
 
 class BlocksPane(Pane):
@@ -27,13 +26,13 @@ class BlocksPane(Pane):
         Binding("o", "toggle_colour", "Colour by request", tooltip="Colour blocks by their request or by their state")
     ]
     DEFAULT_CSS = """
-    BlocksPane.-low > _Legend { display: none; }
+    BlocksPane.-low > Legend { display: none; }
     """
 
     def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
         super().__init__(glyphs=glyphs, id=id)
         self.map = BlockMap(glyphs=glyphs)
-        self._legend = _Legend(self.map)
+        self._legend = Legend(self._entries)
         self._watch: ViewWatch | None = None
         self._view: EngineView | None = None
 
@@ -74,6 +73,20 @@ class BlocksPane(Pane):
     def action_toggle_colour(self) -> None:
         self.colour_by_request(not self.by_request)
 
+    def _entries(self) -> list[tuple[str, str | Style, str]]:
+        glyphs, by_request = self.glyphs, self.by_request
+        entries: list[tuple[str, str | Style, str]] = []
+        for glyph, part, words in (
+            (glyphs.active, "active", "active"),
+            (glyphs.shared, "shared", "shared"),
+            (glyphs.cached, "cached", "cached"),
+            (glyphs.evicted, "evicted", "just evicted"),
+            (glyphs.free, "free", "free"),
+        ):
+            whose = by_request and part in ("active", "shared")
+            entries.append((glyph, "" if whose else self.map.get_visual_style(f"block-map--{part}"), words))
+        return [*entries, ("o", "bold", "colours by state" if by_request else "colours by request")]
+
     def _show_totals(self, view: EngineView) -> None:
         pool = view.pool
         if pool is None or view.engine is None:
@@ -84,39 +97,11 @@ class BlocksPane(Pane):
             f"{total}",
             f"used {percent(pool.used / total)}",
             f"shared {percent(shared)}",
-            f"cached {percent(pool.cached / total)}",
             f"waste {_one_decimal(view.waste)}",
             f"hits {percent(view.hit_rate)}",
+            f"cached {percent(pool.cached / total)}",
             f"evicted {pool.evicted}",
         )
-
-
-class _Legend(Widget):
-    """What the glyphs mean, in the colours of the theme."""
-
-    DEFAULT_CSS = "_Legend { height: 1; padding: 0 1; background: $surface; color: $foreground 70%; }"
-
-    def __init__(self, map: BlockMap) -> None:
-        super().__init__()
-        self._map = map
-
-    def render(self) -> Content:
-        glyphs, by_request = self._map.glyphs, self._map.by_request
-        entries = (
-            (glyphs.active, "active", "active"),
-            (glyphs.shared, "shared", "shared"),
-            (glyphs.cached, "cached", "cached"),
-            (glyphs.evicted, "evicted", "just evicted"),
-            (glyphs.free, "free", "free"),
-        )
-        parts: list[Content | str] = []
-        for glyph, part, words in entries:
-            style = self._map.get_visual_style(f"block-map--{part}")
-            if by_request and part in ("active", "shared"):
-                style = self.visual_style
-            parts += [Content.styled(glyph, style), f" {words}   "]
-        parts.append("colour says whose (o)" if by_request else "o colours by request")
-        return Content.assemble(*parts)
 
 
 def _one_decimal(share: float | None) -> str:

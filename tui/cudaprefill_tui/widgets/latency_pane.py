@@ -8,14 +8,13 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.geometry import Region
 from textual.strip import Strip
-from textual.widget import Widget
 
 from cudaprefill.client.engine_view import EngineView
 
 from ..cells import fit
 from ..glyphs import UNICODE, Glyphs
+from .diffed_lines import DiffedLines
 from .latency_lines import LatencyLines
 from .pane import Pane
 
@@ -67,16 +66,16 @@ class LatencyPane(Pane):
             return
         now = self._drawn_at = view.now()
         if not view.steps and view.ttft.counts(now, self.window).total == 0:
-            lines = [[Segment(fit("", max((size.width - len(EMPTY)) // 2, 0)) + EMPTY, self.figures.part("label"))]]
+            lines = [[Segment(fit("", max((size.width - len(EMPTY)) // 2, 0)) + EMPTY, self.figures.style("label"))]]
             lines = [[]] * (max(size.height - 1, 0) // 2) + lines
         else:
-            drawing = LatencyLines(view, now, self.window, self.of_ttft, self.glyphs, self.figures.part)
+            drawing = LatencyLines(view, now, self.window, self.of_ttft, self.glyphs, self.figures.style)
             lines = drawing.lines(size.width, size.height)
         self.figures.show(lines)
 
 
-class LatencyFigures(Widget, can_focus=True):
-    """Lines of segments; only those that differ from what is seen are drawn."""
+class LatencyFigures(DiffedLines, can_focus=True):
+    """The pane's lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "latency--name",
@@ -102,16 +101,12 @@ class LatencyFigures(Widget, can_focus=True):
         super().__init__()
         self._strips: list[Strip] = []
 
-    def part(self, name: str) -> Style:
-        return self.get_component_rich_style(f"latency--{name}")
+    def style(self, name: str) -> Style:
+        return self.part(f"latency--{name}")
 
     def show(self, lines: list[list[Segment]]) -> None:
-        strips = [Strip(line) for line in lines]
-        before, self._strips = self._strips, strips
-        for y in range(max(len(before), len(strips))):
-            if y >= len(before) or y >= len(strips) or before[y] != strips[y]:
-                self.refresh(Region(0, y, self.size.width, 1))
+        self._strips = [Strip(line) for line in lines]
+        self.redraw()
 
-    def render_line(self, y: int) -> Strip:
-        strip = self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
-        return strip.adjust_cell_length(self.size.width).apply_style(self.rich_style)
+    def visible_line(self, y: int) -> Strip:
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region, Size
+from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ..glyphs import UNICODE, Glyphs
+from .diffed_lines import DiffedLines
 
 
-class LineView(ScrollView, can_focus=True):
+class LineView(DiffedLines, ScrollView, can_focus=True):
     """Lines of which `line(y)` makes one. `message` is shown instead while there is none.
 
     Subclasses bind the keys that scroll, since they have cursors.
@@ -38,7 +39,7 @@ class LineView(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.glyphs = glyphs
         self.message = ""
-        self._base = Style.null()
+        self._thumb = (0, 0)
 
     @property
     def num_lines(self) -> int:
@@ -57,10 +58,6 @@ class LineView(ScrollView, can_focus=True):
     def dark(self) -> bool:
         return bool(self.app.current_theme.dark)
 
-    def part(self, name: str) -> Style:
-        """Style of a component class."""
-        return self.get_component_rich_style(name)
-
     def over(self, strip: Strip, name: str) -> Strip:
         """The strip with the background and the weight of a component class: for the row of a cursor."""
         style = self.part(name)
@@ -68,20 +65,11 @@ class LineView(ScrollView, can_focus=True):
             Segment.apply_style(strip, post_style=Style(bgcolor=style.bgcolor, bold=style.bold)), strip.cell_length
         )
 
-    def render_lines(self, crop: Region) -> list[Strip]:
-        self._base = self.rich_style
-        return super().render_lines(crop)
-
-    def render_line(self, y: int) -> Strip:
-        width = self.size.width
+    def visible_line(self, y: int) -> Strip:
         place = y + self.scroll_offset.y
         if self.num_lines == 0:
-            strip = self._message_line(y)
-        elif place < self.num_lines:
-            strip = self.line(place)
-        else:
-            strip = Strip.blank(width)
-        return strip.adjust_cell_length(width).apply_style(self._base)
+            return self._message_line(y)
+        return self.line(place) if place < self.num_lines else Strip.blank(self.size.width)
 
     def _message_line(self, y: int) -> Strip:
         lines = _wrap(self.message, self.size.width - 2)
@@ -91,12 +79,10 @@ class LineView(ScrollView, can_focus=True):
         text = lines[y - top]
         return Strip([Segment(text.center(self.size.width), Style(dim=True))])
 
-    def refresh_rows(self, rows: Iterable[int]) -> None:
-        """Redraws those of the rows that can be seen."""
-        top, width, height = self.scroll_offset.y, self.size.width, self.size.height
-        regions = [Region(0, row - top, width, 1) for row in rows if top <= row < top + height]
-        if regions:
-            self.refresh(*regions)
+    def redraw_lines(self, lines: Iterable[int]) -> None:
+        """Redraws what differs in those of the lines that can be seen."""
+        top, height = self.scroll_offset.y, self.size.height
+        self.redraw([line - top for line in lines if top <= line < top + height])
 
     def resize_lines(self) -> None:
         """To be called when `num_lines` changed. The screen is laid out anew only when a scrollbar comes or goes."""
@@ -106,11 +92,27 @@ class LineView(ScrollView, can_focus=True):
         size = Size(1, height)
         if (height > shown) != (before > shown) or not self.show_vertical_scrollbar:
             self.virtual_size = size
-        else:
-            self.set_reactive(LineView.virtual_size, size)
-            self.vertical_scrollbar.window_virtual_size = height
-            if height < before:
-                self.scroll_to_line(self.scroll_offset.y)
+            return
+        self.set_reactive(LineView.virtual_size, size)
+        if height < before:
+            self.scroll_to_line(self.scroll_offset.y)
+        self._show_thumb()
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        if round(old_value) != round(new_value):
+            self.redraw()
+        self._show_thumb()
+
+    def _show_thumb(self) -> None:
+        """Moves the scrollbar's thumb where that can be seen: by an eighth of a cell."""
+        if not self.show_vertical_scrollbar:
+            return
+        height, lines = self.size.height, max(self.virtual_size.height, 1)
+        thumb = (round(8 * height * height / lines), round(8 * height * self.scroll_y / lines))
+        if thumb != self._thumb:
+            self._thumb = thumb
+            self.vertical_scrollbar.window_virtual_size = lines
+            self.vertical_scrollbar.position = self.scroll_y
 
     def scroll_to_line(self, y: int) -> None:
         """Line `y` becomes the first that is seen, as far as there are lines below it."""

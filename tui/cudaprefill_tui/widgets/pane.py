@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Region
+from textual.style import Style
 from textual.widget import Widget
 
 from ..cells import join_fitting
 from ..glyphs import UNICODE, Glyphs
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cudaprefill.client.engine_view import EngineView
+
+TITLE_MARGIN = 12  # corners, and the handle of a splitter
 
 
 class Pane(Vertical):
@@ -40,6 +48,7 @@ class Pane(Vertical):
     """
 
     def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
+        self._only_title = False  # whether a refresh is that of the title
         super().__init__(id=id)
         self.glyphs = glyphs
         self._title: str | None = None
@@ -53,11 +62,21 @@ class Pane(Vertical):
 
     def show_title(self, *facts: str) -> None:
         """The frame's title with as many of the facts as fit: plain text, never markup."""
-        title = join_fitting([f"{self.TITLE} ─ {facts[0]}", *facts[1:]] if facts else [self.TITLE], self.size.width - 6)
+        title = join_fitting(
+            [f"{self.TITLE} ─ {facts[0]}", *facts[1:]] if facts else [self.TITLE], self.size.width - TITLE_MARGIN
+        )
         title = title or self.TITLE
         if title != self._title:
             self._title = title
+            self._only_title = True
             self.border_title = Content(title)
+            self._only_title = False
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        """Another title, which may come with every update, redraws the frame's top row instead of all it encloses."""
+        if self._only_title:
+            regions = (Region(-1, -1, self.outer_size.width, 1),)
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
 
 class Line(Widget):
@@ -84,3 +103,27 @@ class Line(Widget):
 
     def render(self) -> Content:
         return self.content
+
+
+class Legend(Widget):
+    """What glyphs mean, in place: as many of the entries as fit, each whole."""
+
+    DEFAULT_CSS = """
+    Legend { height: 1; padding: 0 1; background: $surface; color: $foreground 60%; }
+    """
+
+    def __init__(self, entries: Callable[[], Sequence[tuple[str, str | Style, str]]]) -> None:
+        """entries: glyph, its style, words; asked at every drawing, since themes change."""
+        super().__init__()
+        self._entries = entries
+
+    def render(self) -> Content:
+        parts: list[Content | str] = []
+        left = self.size.width
+        for glyph, style, words in self._entries():
+            length = cell_len(glyph) + 1 + cell_len(words)
+            if length > left:
+                break
+            parts += [Content.styled(glyph, style), f" {words}   "]
+            left -= length + 3
+        return Content.assemble(*parts)

@@ -24,6 +24,7 @@ from .request_columns import NUMBER, PHASE, PHASES, PROGRESS, Column, lay_out, p
 
 Phase = Literal["all", "alive", "waiting", "prefilling", "decoding", "finished"]
 PHASE_FILTERS: tuple[Phase, ...] = ("all", "alive", "waiting", "prefilling", "decoding", "finished")
+DRAW_SECONDS = 0.2  # between two redraws of rows whose figures alone changed: faster ones cannot be read
 SORT_SECONDS = 1.0  # rows that sort by a live figure change places no oftener
 
 
@@ -82,7 +83,8 @@ class RequestTable(LineView):
         self._view: EngineView | None = None
         self._rows: list[RequestRecord] = []
         self._row_of: dict[int, int] = {}
-        self._sorted_at = float("-inf")
+        self._sorted_at = self._drawn_at = float("-inf")
+        self._pending: set[int] = set()  # changed and not drawn yet
         self._hovered: int | None = None
         self._showed_owners = False
         self._shown_finished: set[int] = set()
@@ -106,8 +108,16 @@ class RequestTable(LineView):
             self._lay_out()
         if reset or another or self._must_arrange(changed):
             self._arrange()
-        else:
-            self.refresh_rows(self._row_of[number] for number in changed if number in self._row_of)
+            return
+        self._pending |= changed
+        if not 0 <= view.now() - self._drawn_at < DRAW_SECONDS:
+            self._draw_pending()
+
+    def _draw_pending(self) -> None:
+        assert self._view is not None
+        self._drawn_at = self._view.now()
+        self.redraw_lines(self._row_of[number] for number in self._pending if number in self._row_of)
+        self._pending.clear()
 
     def _must_arrange(self, changed: frozenset[int]) -> bool:
         assert self._view is not None
@@ -145,7 +155,8 @@ class RequestTable(LineView):
         else:
             key = self.sort_column.sort_key
             rows.sort(key=lambda record: (key(record, view), record.number), reverse=self.reversed)
-        self._sorted_at = view.now()
+        self._sorted_at = self._drawn_at = view.now()
+        self._pending.clear()
         self._rows = rows
         self._row_of = {record.number: row for row, record in enumerate(rows)}
         self._shown_finished = {record.number for record in rows if record.state == "finished"}
@@ -156,12 +167,12 @@ class RequestTable(LineView):
         if self.cursor not in self._row_of:
             self.cursor = None
         self.resize_lines()
-        self.refresh()
+        self.redraw()
 
     def highlight(self, number: int | None) -> None:
         before, self.highlighted = self.highlighted, number
         if number != before:
-            self.refresh_rows(self._row_of[n] for n in (before, number) if n is not None and n in self._row_of)
+            self.redraw_lines(self._row_of[n] for n in (before, number) if n is not None and n in self._row_of)
 
     # --- Order and choice ---
 
@@ -232,7 +243,7 @@ class RequestTable(LineView):
 
     def _put_cursor(self, row: int) -> None:
         before, self.cursor = self.cursor, self._rows[row].number
-        self.refresh_rows({row, *([self._row_of[before]] if before in self._row_of else [])})
+        self.redraw_lines({row, *([self._row_of[before]] if before in self._row_of else [])})
         self.scroll_to_row(row)
         self._hover(self.cursor)
 
@@ -277,7 +288,7 @@ class RequestTable(LineView):
     def _lay_out(self) -> None:
         self._showed_owners = self._knows_owners()
         self.columns = lay_out(self.room, self._showed_owners)
-        self.refresh()
+        self.redraw()
         self.post_message(self.Arranged())
 
     def line(self, y: int) -> Strip:

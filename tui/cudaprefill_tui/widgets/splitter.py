@@ -49,6 +49,7 @@ class Split(Container):
         super().__init__(first, self.divider, second, id=id)
         self.min_first, self.min_second = min_first, min_second
         self.set_reactive(Split.direction, direction)
+        self.divider.set_class(direction == "vertical", "-vertical")
         self.set_reactive(Split.fraction, fraction)
         self._started_with = fraction
         self._split_layout = _SplitLayout()
@@ -60,8 +61,8 @@ class Split(Container):
     def validate_fraction(self, fraction: float) -> float:
         return min(max(fraction, 0.0), 1.0)
 
-    def watch_direction(self) -> None:
-        self.divider.refresh()
+    def watch_direction(self, direction: Direction) -> None:
+        self.divider.set_class(direction == "vertical", "-vertical")
 
     @property
     def thickness(self) -> int:
@@ -136,6 +137,7 @@ class Divider(Widget, can_focus=True):
         color: $border;
         pointer: ew-resize;
     }
+    Divider.-vertical { background: $surface; color: $foreground 50%; pointer: ns-resize; }
     Divider:hover, Divider:focus, Divider.-dragged { background: $primary 40%; color: $foreground; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

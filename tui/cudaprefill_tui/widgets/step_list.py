@@ -93,14 +93,13 @@ class StepList(LineView):
         before = self.virtual_size.height
         lost = max(0, before + new - len(view.steps))  # that left the history at its old end
         self.resize_lines()
-        if following:
-            self.scroll_to_line(self.max_scroll_y)
-            self.refresh()
-        elif lost:
-            self.scroll_to_line(max(0, self.scroll_offset.y - lost))
-            self.refresh()
+        if following or lost:
+            top = self.scroll_offset.y
+            self.scroll_to_line(self.max_scroll_y if following else max(0, top - lost))
+            if self.scroll_offset.y == top:  # else it was redrawn when it scrolled
+                self.redraw()
         else:
-            self.refresh_rows(range(before, len(view.steps)))
+            self.redraw_lines(range(before, len(view.steps)))
 
     def reset(self, view: EngineView) -> None:
         """The history may be another one."""
@@ -111,12 +110,12 @@ class StepList(LineView):
         self.resize_lines()
         if self.cursor is None:
             self.scroll_to_line(self.max_scroll_y)
-        self.refresh()
+        self.redraw()
 
     def highlight(self, number: int | None) -> None:
         if number != self.highlighted:
             self.highlighted = number
-            self.refresh()
+            self.redraw()
 
     # --- Moving ---
 
@@ -153,7 +152,7 @@ class StepList(LineView):
         if self.paused:
             self.action_pause()
         self.scroll_to_line(self.max_scroll_y)
-        self.refresh()
+        self.redraw()
 
     def action_pause(self) -> None:
         """Stops the rows; steps go on being recorded."""
@@ -167,7 +166,7 @@ class StepList(LineView):
             self.resize_lines()
             if self.cursor is None:
                 self.scroll_to_line(self.max_scroll_y)
-        self.refresh()
+        self.redraw()
 
     def action_choose(self) -> None:
         if self.cursor is None and self._steps:
@@ -178,7 +177,7 @@ class StepList(LineView):
     def _put_cursor(self, row: int) -> None:
         self.cursor = self._steps[row].record.number
         self.scroll_to_row(row)
-        self.refresh()
+        self.redraw()
 
     def _row_of(self, number: int) -> int | None:
         low, high = 0, len(self._steps)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from textual.app import ComposeResult
-from textual.content import Content
-from textual.widget import Widget
+from textual.style import Style
 
 from cudaprefill.client.engine_view import EngineView, ViewWatch
 
 from ..glyphs import UNICODE, Glyphs
-from .pane import Pane
+from .pane import Legend, Pane
 from .step_list import StepList
 
 
@@ -20,7 +17,7 @@ class StepsPane(Pane):
 
     TITLE = "Steps"
     DEFAULT_CSS = """
-    StepsPane.-low > _StepLegend { display: none; }
+    StepsPane.-low > Legend { display: none; }
     """
 
     def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
@@ -31,7 +28,7 @@ class StepsPane(Pane):
 
     def compose(self) -> ComposeResult:
         yield self.list
-        yield _StepLegend(self.glyphs)
+        yield Legend(self._entries)
 
     def on_resize(self) -> None:
         self.set_class(self.size.height < 6, "-low")
@@ -55,6 +52,16 @@ class StepsPane(Pane):
         """Puts the cursor on a step; False when the history does not have it."""
         return self.list.jump_to(step)
 
+    def _entries(self) -> list[tuple[str, str | Style, str]]:
+        glyphs = self.glyphs
+        return [
+            (glyphs.decode, self.list.get_visual_style("step-list--decode"), "decodes"),
+            ("".join(glyphs.fills), "", "chunks, in their requests' colours"),
+            (glyphs.unused, "", "budget left"),
+            ("!", self.list.get_visual_style("step-list--late"), "over the ITL target"),
+            ("space", "bold", "pauses"),
+        ]
+
     def _show_facts(self, view: EngineView) -> None:
         facts = [] if view.settings is None else [f"budget {view.settings.max_num_batched_tokens}"]
         if self.list.paused:
@@ -64,21 +71,3 @@ class StepsPane(Pane):
         if view.dropped_steps:
             facts.append(f"{view.dropped_steps} not shown")
         self.show_title(*facts)
-
-
-class _StepLegend(Widget):
-    DEFAULT_CSS: ClassVar[str] = (
-        "_StepLegend { height: 1; padding: 0 1; color: $foreground 60%; background: $surface; }"
-    )
-
-    def __init__(self, glyphs: Glyphs) -> None:
-        super().__init__()
-        self._glyphs = glyphs
-
-    def render(self) -> Content:
-        glyphs = self._glyphs
-        fills = "".join(glyphs.fills)
-        return Content(
-            f"{glyphs.decode} decodes   {fills} chunks, each in its request's colour   {glyphs.unused} budget left   "
-            "! over the ITL target"
-        )

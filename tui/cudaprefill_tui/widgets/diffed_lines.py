@@ -1,0 +1,61 @@
+"""Widgets drawn line by line that give the screen only lines that differ from what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+
+class DiffedLines(Widget):
+    """Subclasses make lines in `visible_line` and call `redraw` when one may look different."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._shown: dict[int, Strip] = {}  # what was last given to the screen
+        self._fresh: dict[int, Strip] = {}  # made by `redraw` and not yet given
+        self._parts: dict[str, Style] = {}
+
+    def visible_line(self, y: int) -> Strip:
+        """Line `y` of those that can be seen."""
+        raise NotImplementedError
+
+    def redraw(self, rows: Iterable[int] | None = None) -> None:
+        """Redraws what differs, in some of the visible lines or in all."""
+        if not self.is_mounted or not self.size:
+            return
+        base = self.rich_style
+        regions = []
+        for y in range(self.size.height) if rows is None else rows:
+            strip = self._finish(self.visible_line(y), base)
+            before = self._fresh.get(y) or self._shown.get(y)
+            if strip != before:
+                self._fresh[y] = strip
+                regions.append(Region(0, y, self.size.width, 1))
+        if regions:
+            self.refresh(*regions)
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._fresh.pop(y, None)
+        if strip is None or strip.cell_length != self.size.width:
+            strip = self._finish(self.visible_line(y), self.rich_style)
+        self._shown[y] = strip
+        return strip
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._fresh.clear()
+        self._parts.clear()
+
+    def part(self, name: str) -> Style:
+        """Style of a component class. Textual forgets it with every redraw; this lasts until styles change."""
+        style = self._parts.get(name)
+        if style is None:
+            style = self._parts[name] = self.get_component_rich_style(name)
+        return style
+
+    def _finish(self, strip: Strip, base: Style) -> Strip:
+        return strip.adjust_cell_length(self.size.width).apply_style(base)
