@@ -108,7 +108,7 @@ def test_log_probabilities_of_each_token_and_of_the_best_ones(server: RunningSer
     assert "".join(token["token"] for token in whole) == ANSWER
     for token in whole:
         assert token["bytes"] == list(token["token"].encode())
-        assert [best["token"] for best in token["top_logprobs"]][0] == token["token"]
+        assert token["top_logprobs"][0]["token"] == token["token"]
         assert len(token["top_logprobs"]) == 2
         assert 0 >= token["logprob"] == token["top_logprobs"][0]["logprob"] > token["top_logprobs"][1]["logprob"]
     sent = stream(server, logprobs=True, top_logprobs=2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -13,6 +15,7 @@ from cudaprefill.config import EngineConfig
 from cudaprefill_tui.app import Setup
 from cudaprefill_tui.conversations import ChatSettings
 from cudaprefill_tui.engine_link import EngineLink
+from cudaprefill_tui.glyphs import ASCII, UNICODE, Glyphs
 from cudaprefill_tui.playback import PlaybackLink
 from cudaprefill_tui.preferences import preferences_path
 from cudaprefill_tui.recording import Recorder
@@ -32,10 +35,10 @@ def chat(flags: argparse.Namespace) -> int:
         seed=flags.seed,
     )
     if flags.url:
-        return run(Setup(_session(flags.url, flags.api_key), None, settings, preferences_path()))
+        return run(Setup(_session(flags.url, flags.api_key), None, settings, preferences_path(), _glyphs()))
     engine_config(flags)  # what is wrong with them is said before a screen is opened
     server = ServerProcess(engine_arguments(flags))
-    return run(Setup(_session([], None), server, settings, preferences_path()))
+    return run(Setup(_session([], None), server, settings, preferences_path(), _glyphs()))
 
 
 def top(flags: argparse.Namespace) -> int:
@@ -47,7 +50,7 @@ def top(flags: argparse.Namespace) -> int:
             session = _session(flags.url or ["http://127.0.0.1:8000"], flags.api_key)
             if flags.record is not None:
                 session.links[0].on_message = stack.enter_context(Recorder(Path(flags.record)))
-        return run(Setup(session, None, None, preferences_path()))
+        return run(Setup(session, None, None, preferences_path(), _glyphs()))
 
 
 def engine_arguments(flags: argparse.Namespace) -> list[str]:
@@ -71,3 +74,9 @@ def _session(urls: Sequence[str], api_key: str | None) -> Session:
     """Raises ValueError for what is no URL."""
     links: list[EngineLink] = [ServerLink(url, api_key) for url in urls]
     return Session(links, ServerLink)
+
+
+def _glyphs() -> Glyphs:
+    """ASCII for the Linux console, whose fonts hold few signs, and where the encoding has no others."""
+    can_show = "utf" in sys.stdout.encoding.lower() and os.environ.get("TERM") != "linux"
+    return UNICODE if can_show else ASCII

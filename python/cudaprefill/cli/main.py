@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 from cudaprefill.cli.engine_flags import add_engine_flags, count
 from cudaprefill.cli.server_flags import add_server_flags
+from cudaprefill.cli.tune_flags import add_tune_commands
 from cudaprefill.errors import EngineDeadError, QueueFullError
 
 # A command's module is imported only when it runs: --help must not wait for torch.
-COMMANDS = {name: f"cudaprefill.cli.{name}" for name in ("chat", "generate", "info", "serve", "top")}
+NAMES = ("chat", "generate", "info", "serve", "top", "explain", "trace", "replay", "advise")
+COMMANDS = {name: f"cudaprefill.cli.{name}" for name in NAMES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,6 +89,8 @@ def build_parser() -> argparse.ArgumentParser:
     source.add_argument("--record", metavar="FILE", help="write the telemetry of the first server as JSON lines")
     source.add_argument("--play", metavar="FILE", help="show what was recorded instead of a server")
     top.add_argument("--speed", type=float, default=1.0, help="of --play (default: %(default)s)")
+
+    add_tune_commands(commands)
     return parser
 
 

@@ -20,7 +20,7 @@ from cudaprefill.server.state import ServerState
 Fields = TypeVar("Fields", bound=BaseModel)
 Handler = Callable[[Request], Awaitable[Response]]
 
-REQUEST_MODELS: dict[Handler, type[BaseModel]] = {}  # of all json_endpoints, for the description of the API
+REQUEST_MODELS: dict[Handler, type] = {}  # of all that take a JSON body, for the description of the API
 
 
 @dataclass(frozen=True)
