@@ -96,6 +96,13 @@ class Telemetry:
 
 
 @pytest.fixture
+def server() -> Iterator[RunningServer]:
+    """One that has done nothing yet."""
+    with RunningServer() as server:
+        yield server
+
+
+@pytest.fixture
 def telemetry(server: RunningServer) -> Iterator[Telemetry]:
     with Telemetry(server) as telemetry:
         yield telemetry
