@@ -152,6 +152,7 @@ def test_an_abort_by_id_ends_one_prompt_of_several() -> None:
         ({"prompt": TEXT * 100}, "prompt", "the prompt has 600 tokens .* max_model_len is 512"),
         ({"prompt": None}, "prompt", "prompt is missing"),
         ({"suffix": "end"}, "suffix", "does not insert"),
+        ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "cannot be streamed"),
         ({"best_of": 2}, "best_of", "must be as n, which is 1, got 2"),
         ({"n": 17}, "n", "n is 17, but max_num_seqs is 16"),
         ({"stop": [""]}, "stop", "empty string"),
