@@ -35,10 +35,10 @@ def run(flags: argparse.Namespace) -> int:
         print(table(rows))
         print(f"\n{_model(experiment, errors)}")
     for row in rows:
-        if row.settings and experiment.is_extrapolated(row.settings):
+        if experiment.is_extrapolated(row.figures):
             print(
-                f"cudaprefill: {row.name}: steps may have more tokens than any that was recorded "
-                f"({experiment.model.largest_step:,}): take its figures for a guess",
+                f"cudaprefill: {row.name}: steps of up to {row.figures.largest_step:,} tokens, recorded were "
+                f"{experiment.model.largest_step:,} at most: take its figures for a guess",
                 file=sys.stderr,
             )
     if flags.plot is not None:

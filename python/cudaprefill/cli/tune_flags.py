@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TypeVar
 
 from cudaprefill.cli.engine_flags import count
+
+Value = TypeVar("Value")
 
 WORKLOADS = (
     "a recorded trace, Azure's CSV, Mooncake's JSONL, or synthetic:rate=2,requests=500,prompt=800,output=100,..."
@@ -57,8 +61,8 @@ def _add_workload_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="arrivals X times as fast")
 
 
-def _listed(kind):  # type: ignore[no-untyped-def]  # argparse takes any callable
-    def parse(text: str) -> list[object]:
+def _listed(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+    def parse(text: str) -> list[Value]:
         return [kind(item) for item in text.split(",")]
 
     parse.__name__ = "list"

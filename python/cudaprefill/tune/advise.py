@@ -65,9 +65,8 @@ class Advice:
             reasons.append("the model is more than 10 % off on the recorded run itself")
         if max(self.spread.values(), default=0.0) > 0.1:
             reasons.append("chance alone moves the figures by more than 10 %")
-        return (
-            "fair: " + "; ".join(reasons) if len(reasons) == 1 else "low: " + "; ".join(reasons) if reasons else "good"
-        )
+        level = ("good", "fair")[len(reasons)] if len(reasons) < 2 else "low"
+        return ": ".join(filter(None, (level, "; ".join(reasons))))
 
 
 def advise(experiment: Experiment, promises: Sequence[Promise]) -> Advice:
@@ -96,7 +95,7 @@ def advise(experiment: Experiment, promises: Sequence[Promise]) -> Advice:
         model_error={}
         if errors is None
         else {str(promise): errors.get(f"{promise.kind}_{promise.percentile}", 0.0) for promise in promises},
-        extrapolated=experiment.is_extrapolated(best.settings),
+        extrapolated=experiment.is_extrapolated(best.figures),
     )
 
 

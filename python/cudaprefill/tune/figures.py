@@ -25,6 +25,7 @@ class Run:
     output_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    largest_step: int = 0  # tokens
     refused: int = 0  # requests that can never run with these settings
     end: float = 0.0  # of the last step, in seconds from the first arrival
 
@@ -41,6 +42,7 @@ class Run:
             hit_rate=self.hit_tokens / max(1, self.prompt_tokens),
             preemptions=self.preemptions,
             steps=self.steps,
+            largest_step=self.largest_step,
             seconds=self.end,
         )
 
@@ -57,6 +59,7 @@ class Figures:
     hit_rate: float  # share of prompt tokens found in the prefix cache
     preemptions: int
     steps: int
+    largest_step: int  # tokens
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,6 +97,7 @@ def recorded_run(events: Iterable[RequestEvent | StepEvent]) -> Run:
                 run.output_tokens += 1
             first_tokens.clear()
             run.steps += 1
+            run.largest_step = max(run.largest_step, event.num_tokens)
             run.preemptions += len(event.preempted_numbers)
             run.end = end - (begin or 0.0)
         elif event.kind is RequestEventKind.ARRIVED:

@@ -136,6 +136,7 @@ class Replay:
         self._scheduler.end_step(schedule)
         run.output_tokens += len(schedule.sampled)
         run.steps += 1
+        run.largest_step = max(run.largest_step, schedule.num_tokens)
         run.preemptions += len(schedule.preempted)
         run.end = self._now
         if self._scheduler.has_work():

@@ -89,7 +89,8 @@ def picture(rows: Sequence[Row], title: str) -> str:
     across = _Axis([max(itl, 1e-6) for line in points for itl, _ in line], MARGIN, WIDTH - 24)
     up = _Axis([max(ttft, 1e-6) for line in points for _, ttft in line], HEIGHT - MARGIN, 48 + 16 * len(rows))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
         f'<text x="{WIDTH / 2}" y="24" text-anchor="middle" font-size="15">{escape(title)}</text>',
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">ITL</text>',

@@ -71,11 +71,9 @@ class Experiment:
     def rows(self, tried: Iterable[Settings]) -> list[Row]:
         return [Row(settings, self.replayed(settings)) for settings in tried]
 
-    def is_extrapolated(self, settings: Settings) -> bool:
-        """Whether steps may be larger than any that the model has seen."""
-        config = with_settings(self.config, settings)
-        largest = min(config.max_num_batched_tokens, max(arrival.num_prompt_tokens for arrival in self.workload))
-        return largest > 1.25 * self.model.largest_step
+    def is_extrapolated(self, figures: Figures) -> bool:
+        """Whether steps were larger than any that the model has seen."""
+        return figures.largest_step > 1.25 * self.model.largest_step
 
 
 def with_settings(config: SchedulerConfig, settings: Settings) -> SchedulerConfig:
