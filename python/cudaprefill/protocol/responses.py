@@ -50,19 +50,18 @@ class TextConfig:
 
 
 @dataclass(kw_only=True)
-class ResponseCreate:
-    """Asks for a response; over HTTP the body of `POST /v1/responses`, there with `stream` and without `stream_id`.
+class ResponseBody:
+    """What is asked for: the body of `POST /v1/responses`.
 
     input: a string is one user message.
     instructions: a system message in front of everything; those of an earlier response are not carried over.
     previous_response_id: goes on with the conversation of that response.
     max_output_tokens: None is as many as fit the model.
     generate: False only prepares: the prompt goes into the prefix cache, and the response has no output.
-    stream_id: names the lane of a websocket that carries the events; 1 to 256 of [A-Za-z0-9_.-].
+    stream: answer with events; a websocket always does.
     The fields from `seed` on are vLLM's.
     """
 
-    type: Literal["response.create"] = "response.create"
     model: str | None = None
     input: str | list[InputMessage] | None = None
     instructions: str | None = None
@@ -76,7 +75,6 @@ class ResponseCreate:
     metadata: dict[str, str] | None = None
     generate: bool | None = None
     stream: bool | None = None
-    stream_id: str | None = None
 
     seed: int | None = None
     top_k: int | None = None
@@ -90,6 +88,17 @@ class ResponseCreate:
     min_tokens: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+
+
+@dataclass(kw_only=True)
+class ResponseCreate(ResponseBody):
+    """Asks for a response over a websocket.
+
+    stream_id: names the lane that carries the events; 1 to 256 of [A-Za-z0-9_.-].
+    """
+
+    type: Literal["response.create"] = "response.create"
+    stream_id: str | None = None
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """OpenAI's Responses API, over HTTP and as a websocket.
 
-parse           JSON -> ResponseCreate, refusing what is not supported
-conversation    ResponseCreate and the turn before -> messages, token ids
+parse           JSON -> ResponseBody, refusing what is not supported
+conversation    ResponseBody and the turn before -> messages, token ids
 service         -> engine -> events; what runs and what is kept
 events          the engine's deltas -> the order of events
 store           turns that can be gone on from

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 
 from cudaprefill.protocol.codec import ProtocolError
-from cudaprefill.protocol.responses import InputMessage, Response, ResponseCreate
+from cudaprefill.protocol.responses import InputMessage, Response, ResponseBody
 from cudaprefill.server.responses.store import StoredTurn
 from cudaprefill.text.tokenizer import Tokenizer
 
@@ -44,17 +44,17 @@ class Turn:
         return StoredTurn(response, self.messages, self.instructions, self.known, self.num_known)
 
 
-def take_turn(tokenizer: Tokenizer, create: ResponseCreate, previous: StoredTurn | None) -> Turn:
+def take_turn(tokenizer: Tokenizer, body: ResponseBody, previous: StoredTurn | None) -> Turn:
     """Renders and tokenizes: work for a thread. Raises ValueError saying what is wrong with the messages.
 
     The prompt begins with the very tokens of the turn before wherever the template and equal instructions allow it, so
     that all their KV is found again.
     """
     earlier = () if previous is None else previous.messages
-    messages = (*earlier, *_messages(create))
-    instructions = create.instructions or None
-    prepares = create.generate is False
-    nothing_new = create.input is None and (not earlier or earlier[-1]["role"] == "assistant")
+    messages = (*earlier, *_messages(body))
+    instructions = body.instructions or None
+    prepares = body.generate is False
+    nothing_new = body.input is None and (not earlier or earlier[-1]["role"] == "assistant")
     if nothing_new and not (prepares and instructions):
         raise ProtocolError("input is missing", "input")
     system = [] if instructions is None else [{"role": "system", "content": instructions}]
@@ -72,12 +72,12 @@ def take_turn(tokenizer: Tokenizer, create: ResponseCreate, previous: StoredTurn
     return Turn(messages, instructions, token_ids, known, num_known)
 
 
-def _messages(create: ResponseCreate) -> list[dict[str, str]]:
-    if create.input is None:
+def _messages(body: ResponseBody) -> list[dict[str, str]]:
+    if body.input is None:
         return []
-    if isinstance(create.input, str):
-        return [{"role": "user", "content": create.input}]
-    return [{"role": message.role, "content": _text(message)} for message in create.input]
+    if isinstance(body.input, str):
+        return [{"role": "user", "content": body.input}]
+    return [{"role": message.role, "content": _text(message)} for message in body.input]
 
 
 def _text(message: InputMessage) -> str:

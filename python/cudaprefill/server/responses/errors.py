@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from cudaprefill.protocol.responses import ResponseCreate
+from cudaprefill.protocol.responses import ResponseBody
 from cudaprefill.server.errors import ApiError, as_api_error
 
 # What the engine calls a field that clients know by another name.
@@ -16,11 +16,11 @@ _OTHER_NAMES = {
     "json": "text",
     "structured_outputs": "text",
 }
-_FIELDS = frozenset(field.name for field in dataclasses.fields(ResponseCreate)) | _OTHER_NAMES.keys()
+_FIELDS = frozenset(field.name for field in dataclasses.fields(ResponseBody)) | _OTHER_NAMES.keys()
 
 
 def response_error(error: Exception) -> ApiError:
-    """What a client is told of `error`; `param` is a field of ResponseCreate."""
+    """What a client is told of `error`; `param` is a field of ResponseBody."""
     if isinstance(error, ApiError):
         return error
     told = as_api_error(error, _FIELDS)

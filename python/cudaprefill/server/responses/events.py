@@ -104,22 +104,22 @@ class EventSequence:
         return {"sequence_number": self._number - 1, "stream_id": self._stream_id}
 
 
-def new_response(create: wire.ResponseCreate, model: str) -> wire.Response:
+def new_response(body: wire.ResponseBody, model: str) -> wire.Response:
     """As it is before anything has happened."""
     return wire.Response(
         id=f"resp_{uuid.uuid4().hex}",
         created_at=_now(),
         status="in_progress",
         model=model,
-        instructions=create.instructions,
-        previous_response_id=create.previous_response_id,
-        max_output_tokens=create.max_output_tokens,
-        temperature=1.0 if create.temperature is None else create.temperature,
-        top_p=1.0 if create.top_p is None else create.top_p,
-        top_logprobs=create.top_logprobs,
-        text=create.text or wire.TextConfig(),
-        store=create.store is not False,
-        metadata=create.metadata or {},
+        instructions=body.instructions,
+        previous_response_id=body.previous_response_id,
+        max_output_tokens=body.max_output_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_logprobs=body.top_logprobs,
+        text=body.text or wire.TextConfig(),
+        store=body.store is not False,
+        metadata=body.metadata or {},
     )
 
 

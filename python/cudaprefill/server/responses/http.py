@@ -5,29 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 
 from cudaprefill.protocol.codec import ProtocolError, encode, parse_object
-from cudaprefill.protocol.responses import Response, ResponseCreate, ResponseDeleted, ResponseEvent
+from cudaprefill.protocol.responses import Response, ResponseBody, ResponseDeleted, ResponseEvent
 from cudaprefill.server.body import SMALL_BODY, read_body
 from cudaprefill.server.disconnect import until_gone
+from cudaprefill.server.endpoint import REQUEST_MODELS
 from cudaprefill.server.errors import ApiError
 from cudaprefill.server.responses.errors import response_error
-from cudaprefill.server.responses.parse import parse_create
+from cudaprefill.server.responses.parse import parse_body
 from cudaprefill.server.responses.service import ResponsesService, RunningResponse
 from cudaprefill.server.sse import EventStream
 
 
 async def create_response(request: Request) -> HttpResponse:
-    """POST /v1/responses"""
+    """A response to an input: whole, or as server-sent events."""
     service = ResponsesService.of(request)
     body = await read_body(request, service.state.config.max_body_size)
     running: RunningResponse | None = None
     try:
-        create = await _off_the_loop(service, body)
-        running = service.start(create)
-        if create.stream is not True:
+        asked = await _off_the_loop(service, body)
+        running = service.start(asked)
+        if asked.stream is not True:
             response = await until_gone(request.receive, _last(running))
             running.close()
             return _json(response)
@@ -38,13 +39,16 @@ async def create_response(request: Request) -> HttpResponse:
     except BaseException as error:
         if running is not None:
             running.close()
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not isinstance(error, ClientDisconnect):
             raise response_error(error) from error
         raise
 
 
+REQUEST_MODELS[create_response] = ResponseBody
+
+
 async def retrieve_response(request: Request) -> HttpResponse:
-    """GET /v1/responses/{id}: one that runs as it stands, or one that is kept."""
+    """A response that runs, as it stands, or one that is kept."""
     service = ResponsesService.of(request)
     response_id = request.path_params["id"]
     if response_id in service.running:
@@ -56,7 +60,7 @@ async def retrieve_response(request: Request) -> HttpResponse:
 
 
 async def delete_response(request: Request) -> HttpResponse:
-    """DELETE /v1/responses/{id}: it can be neither fetched nor gone on from any more."""
+    """Forget a response: it can be neither fetched nor gone on from any more."""
     response_id = request.path_params["id"]
     if not ResponsesService.of(request).store.remove(response_id):
         raise _not_found(response_id)
@@ -64,7 +68,7 @@ async def delete_response(request: Request) -> HttpResponse:
 
 
 async def cancel_response(request: Request) -> HttpResponse:
-    """POST /v1/responses/{id}/cancel: of any client's response; the answer comes when it has ended."""
+    """End a response that runs, whoever asked for it; the answer comes when it has ended."""
     service = ResponsesService.of(request)
     running = service.running.get(request.path_params["id"])
     if running is None:
@@ -93,22 +97,18 @@ def _sse(event: ResponseEvent) -> bytes:
     return f"event: {event.type}\ndata: {encode(event)}\n\n".encode()
 
 
-async def _off_the_loop(service: ResponsesService, body: bytes) -> ResponseCreate:
+async def _off_the_loop(service: ResponsesService, body: bytes) -> ResponseBody:
     if len(body) <= SMALL_BODY:
         return _parse(body)
     return await asyncio.get_running_loop().run_in_executor(service.state.threads, _parse, body)
 
 
-def _parse(body: bytes) -> ResponseCreate:
+def _parse(body: bytes) -> ResponseBody:
     try:
         text = body.decode()
     except UnicodeDecodeError as error:
         raise ProtocolError(f"the body must be UTF-8, but byte {error.start} is not") from None
-    fields = parse_object(text)
-    for name in ("type", "stream_id"):
-        if fields.get(name) is not None:
-            raise ProtocolError(f"{name} belongs to the websocket, not to a POST", name)
-    return parse_create(fields)
+    return parse_body(parse_object(text), ResponseBody)
 
 
 def _json(message: Response | ResponseDeleted) -> HttpResponse:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from starlette.requests import HTTPConnection
 
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.engine.request_stream import AsyncRequestStream
 from cudaprefill.errors import SlowReaderError
-from cudaprefill.protocol.responses import Response, ResponseCreate, ResponseEvent
+from cudaprefill.protocol.responses import Response, ResponseBody, ResponseEvent
 from cudaprefill.sampling_params import SamplingParams, StructuredOutputsParams
 from cudaprefill.server.errors import ApiError
 from cudaprefill.server.model_list import require_model
@@ -22,7 +23,7 @@ from cudaprefill.server.responses.events import EventSequence, new_response, usa
 from cudaprefill.server.responses.store import ResponseStore, StoredTurn, find_turn
 from cudaprefill.server.state import ServerState
 
-# Of ResponseCreate, under the names that SamplingParams has for them.
+# Of ResponseBody, under the names that SamplingParams has for them.
 SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -56,13 +57,15 @@ class ResponsesService:
         service: ResponsesService = shared.responses
         return service
 
-    def start(self, create: ResponseCreate, session_store: ResponseStore | None = None) -> RunningResponse:
+    def start(
+        self, body: ResponseBody, stream_id: str | None = None, session_store: ResponseStore | None = None
+    ) -> RunningResponse:
         """Raises ApiError. The caller must `close` what it gets.
 
         session_store: keeps what is not to be kept for everybody (`store: false`), for as long as a connection lasts.
         """
-        response = new_response(create, require_model(self.state, create.model))
-        return RunningResponse(self, create, response, session_store)
+        response = new_response(body, require_model(self.state, body.model))
+        return RunningResponse(self, body, response, stream_id, session_store)
 
     def find(self, response_id: str, session_store: ResponseStore | None) -> StoredTurn:
         """Raises ApiError with OpenAI's code for a turn that cannot be gone on from."""
@@ -90,18 +93,19 @@ class RunningResponse:
     def __init__(
         self,
         service: ResponsesService,
-        create: ResponseCreate,
+        body: ResponseBody,
         response: Response,
+        stream_id: str | None,
         session_store: ResponseStore | None,
     ) -> None:
         self.id = response.id
         self._service = service
-        self._create = create
+        self._body = body
         self._session_store = session_store
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self._arrival = time.monotonic()
-        self._sequence = EventSequence(response, create.stream_id)
+        self._sequence = EventSequence(response, stream_id)
         self._stream: AsyncRequestStream | None = None
         self._cancelled = False
         self._admission = contextlib.ExitStack()
@@ -135,6 +139,7 @@ class RunningResponse:
         turn, stream = await self._submit()
         deltas = stream.merged()
         first = asyncio.ensure_future(anext(deltas, None))
+        first.add_done_callback(_retrieve)  # nobody may be there any more to hear of its error
         try:
             if until_admitted:
                 await self._until_admitted(first)
@@ -142,8 +147,8 @@ class RunningResponse:
                 yield event
             delta = await first
             while delta is not None:
-                if self._create.generate is not False:
-                    for event in self._sequence.add(delta, self._create.top_logprobs):
+                if self._body.generate is not False:
+                    for event in self._sequence.add(delta, self._body.top_logprobs):
                         yield event
                 delta = await anext(deltas, None)
             self._service.state.raise_for_abort(stream.output.outputs[0].finish_reason)
@@ -160,15 +165,15 @@ class RunningResponse:
 
     async def _submit(self) -> tuple[Turn, AsyncRequestStream]:
         engine = self._service.state.engine
-        previous_id = self._create.previous_response_id
+        previous_id = self._body.previous_response_id
         previous = None if previous_id is None else self._service.find(previous_id, self._session_store)
-        turn = await asyncio.to_thread(take_turn, engine.tokenizer, self._create, previous)
+        turn = await asyncio.to_thread(take_turn, engine.tokenizer, self._body, previous)
         self._stream = await engine.generate(
             turn.prompt_token_ids,
-            await asyncio.to_thread(_sampling_params, self._create),
+            await asyncio.to_thread(_sampling_params, self._body),
             request_id=self.id,
-            priority=self._create.priority or 0,
-            cache_salt=self._create.cache_salt,
+            priority=self._body.priority or 0,
+            cache_salt=self._body.cache_salt,
             arrival_time=self._arrival,
         )
         if self._cancelled:
@@ -179,15 +184,16 @@ class RunningResponse:
         """Until the engine has taken the request into its queue. Raises why it has not."""
         # The engine handles what it is told in order, and a refusal travels ahead of this answer.
         admitted = asyncio.ensure_future(self._service.state.engine.call(lambda engine: None))
+        admitted.add_done_callback(_retrieve)
         try:
-            await asyncio.wait((first, admitted), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((first, admitted), return_when=asyncio.FIRST_COMPLETED)
         finally:
             admitted.cancel()
-        if first.done():
-            first.result()
+        for each in done:
+            each.result()
 
     def _end(self, turn: Turn, stream: AsyncRequestStream) -> list[ResponseEvent]:
-        output, prepared = stream.output.outputs[0], self._create.generate is False
+        output, prepared = stream.output.outputs[0], self._body.generate is False
         metrics = stream.output.metrics
         usage = usage_of(
             len(turn.prompt_token_ids),
@@ -196,7 +202,7 @@ class RunningResponse:
         )
         aborted = output.finish_reason == "abort"
         events = self._sequence.end(None if prepared and not aborted else output.finish_reason, usage, metrics)
-        keep = self._session_store if self._create.store is False else self._service.store
+        keep = self._session_store if self._body.store is False else self._service.store
         if keep is not None:
             # Kept before the last event goes out: the next turn may come on its heels.
             keep.add(
@@ -216,22 +222,27 @@ class RunningResponse:
         )
 
 
-def _sampling_params(create: ResponseCreate) -> SamplingParams:
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _sampling_params(body: ResponseBody) -> SamplingParams:
     """Raises ValueError that begins with the name of the field."""
-    if create.generate is False:
+    if body.generate is False:
         return SamplingParams(temperature=0, max_tokens=1, detokenize=False)
-    given = {name: getattr(create, name) for name in SAMPLING_FIELDS if getattr(create, name) is not None}
+    given = {name: getattr(body, name) for name in SAMPLING_FIELDS if getattr(body, name) is not None}
     return SamplingParams(
         **given,
-        max_tokens=create.max_output_tokens,
-        logprobs=create.top_logprobs,
-        structured_outputs=_structured_outputs(create),
+        max_tokens=body.max_output_tokens,
+        logprobs=body.top_logprobs,
+        structured_outputs=_structured_outputs(body),
     )
 
 
-def _structured_outputs(create: ResponseCreate) -> StructuredOutputsParams | None:
-    if create.text is None or create.text.format.type == "text":
+def _structured_outputs(body: ResponseBody) -> StructuredOutputsParams | None:
+    if body.text is None or body.text.format.type == "text":
         return None
-    if create.text.format.type == "json_object":
+    if body.text.format.type == "json_object":
         return StructuredOutputsParams(json_object=True)
-    return StructuredOutputsParams(json=create.text.format.schema)
+    return StructuredOutputsParams(json=body.text.format.schema)

@@ -101,8 +101,6 @@ class Session:
             await self._refuse(error, stream_id)
 
     def _create(self, create: ResponseCreate) -> None:
-        if create.stream is False:
-            raise ProtocolError("stream cannot be false over a websocket", "stream")
         under_way = sum(map(len, self._lanes.values()))
         if under_way >= self._max_responses:
             raise ApiError(
@@ -118,7 +116,7 @@ class Session:
                 param="stream_id",
                 code="response_in_progress",
             )
-        running = self._service.start(create, self._store)
+        running = self._service.start(create, create.stream_id, self._store)
         if lane is not None:
             lane.append(running)
             return
