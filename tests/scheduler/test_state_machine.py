@@ -33,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold=st.sampled_from([0, 0, 1, 3]),
         caching=st.sampled_from([True, True, False]),
         constant_hash=st.sampled_from([False, False, True]),
+        itl_target_ms=st.sampled_from([None, None, 1.0, 20.0]),
     )
     def start(
         self,
@@ -44,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold: int,
         caching: bool,
         constant_hash: bool,
+        itl_target_ms: float | None,
     ) -> None:
         self.driver = Driver(
             num_blocks=num_blocks,
@@ -55,6 +57,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             constant_hash=constant_hash,
             vocab_size=VOCAB_SIZE,
+            itl_target_ms=itl_target_ms,
         )
 
     @rule(
@@ -112,6 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def end_step(self) -> None:
         if self.in_flight is not None:
+            self.driver.clock += 0.002 + 0.001 * self.in_flight.num_tokens
             self.driver.finish_step(self.in_flight)
             self.in_flight = None
 

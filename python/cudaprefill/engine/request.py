@@ -52,6 +52,7 @@ class Request:
     finish_reason: FinishReason | None = field(default=None, init=False)
     stop_reason: int | str | None = field(default=None, init=False)  # the stop token or string; None for EOS
     num_hit_tokens: int = field(default=0, init=False)  # of the prompt, found in the prefix index at first
+    admission_hit_tokens: int = field(default=0, init=False, repr=False)  # until its first chunk tells of them
     num_preemptions: int = field(default=0, init=False)
     forked: bool = field(default=False, init=False)  # the siblings run on their own
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from cudaprefill.engine.request import Request
     from cudaprefill.engine.request_queue import RequestRows
+    from cudaprefill.engine.step_cost import StepWork
 
 
 class Chunk(NamedTuple):
@@ -52,8 +53,10 @@ class Schedule:
     sampled: Sequence[Request]  # who gets the sampled tokens; a request and its siblings share one row of logits
     sample_rows: NDArray[np.int64]  # [len(sampled)]: the row of the logits each token is drawn from
     num_waiting: int
-    waiting_for: str  # what the head of the waiting queue lacks: "seats: ...", "blocks: ...", "budget", or ""
-    predicted_duration: float | None = None  # seconds; None while nothing is known
+    waiting_for: str  # what the head of the queue lacks: "seats: ...", "blocks: ...", "budget", "itl target", or ""
+    start: float  # seconds of the scheduler's clock
+    work: StepWork
+    predicted_duration: float | None  # seconds to its tokens; None while too little is known
 
     finished: list[Request] = field(default_factory=list)
     num_blocks_taken: int = 0

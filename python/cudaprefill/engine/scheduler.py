@@ -15,6 +15,7 @@ from cudaprefill.engine.request import FinishReason, Request, RequestState
 from cudaprefill.engine.request_queue import RequestQueue, RequestRows
 from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
 from cudaprefill.engine.scheduler_config import SchedulerConfig
+from cudaprefill.engine.step_cost import ChunkRoom, StepCost, StepWork, chunk_pairs
 from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals
@@ -34,7 +35,7 @@ class Scheduler:
     A step is `schedule`, `build`, the model, `commit`, `end_step`; requests come and go between and during steps.
 
     on_event: is told what happens to requests; nothing is built for it when it is None.
-    clock: seconds, for the events only: no decision depends on time.
+    clock: seconds, for the events and for what steps cost. Only with an ITL target does a decision depend on time.
     hash_key, constant_hash: fix the hashes of the prefix index, for tests.
     """
 
@@ -56,6 +57,7 @@ class Scheduler:
             constant_hash=constant_hash,
         )
         self.table = _core.RequestTable(self.pool)
+        self.cost = StepCost()
         self._builder = self._make_builder()
         self.on_event = on_event
         self._clock = clock
@@ -73,6 +75,7 @@ class Scheduler:
         self._in_flight: Schedule | None = None
         self._ended_in_step: dict[Request, RequestTokens | None] | None = None  # from commit to end_step
         self._event_time: float | None = None  # of what a step does; None: now
+        self._tokens_time: float | None = None  # of the last step, if there was more to do after it
         self._block_totals = (0, 0, 0)
         self._recording_prefixes = False
 
@@ -235,12 +238,23 @@ class Scheduler:
             return None
         self._step += 1
         self._event_time = self._clock() if now is None else now
+        if self._tokens_time is not None:
+            self.cost.observe_pause(self._event_time - self._tokens_time)
         self.pool.set_step(self._step)
         preempted: list[Request] = []
         decodes = self._schedule_decodes(preempted)
-        chunks, waiting_for = self._schedule_chunks(self.config.max_num_batched_tokens - len(decodes.requests))
+        work = StepWork(decodes=len(decodes.requests), decode_context=self.table.total_tokens(decodes.rows))
+        room = ChunkRoom(self.config.max_num_batched_tokens - len(decodes.requests))
+        if self.config.itl_target_ms is not None and decodes.requests:
+            room.keep_to(self.config.itl_target_ms / 1e3, self.cost, work)
+        chunks, waiting_for = self._schedule_chunks(room)
         if not decodes.requests and not chunks:
             raise RuntimeError(f"step {self._step} makes no progress: {waiting_for}")
+        if chunks:
+            work = work._replace(
+                chunk_tokens=sum(chunk.length for chunk in chunks),
+                chunk_pairs=sum(chunk_pairs(chunk.start, chunk.length) for chunk in chunks),
+            )
         ends = [(chunk.request, *chunk.request.unforked_siblings) for chunk in chunks if chunk.is_last]
         num_decodes = len(decodes.requests)
         end_rows = num_decodes + np.arange(len(ends))
@@ -256,6 +270,9 @@ class Scheduler:
             sample_rows=np.concatenate((np.arange(num_decodes), np.repeat(end_rows, tokens_per_end))),
             num_waiting=len(self._waiting),
             waiting_for=waiting_for,
+            start=self._event_time,
+            work=work,
+            predicted_duration=self.cost.predict(work),
         )
         self._event_time = None
         return self._in_flight
@@ -284,42 +301,45 @@ class Scheduler:
             self._tell(RequestEventKind.PREEMPTED, member)
         return request
 
-    def _schedule_chunks(self, budget: int) -> tuple[list[Chunk], str]:
-        """Spends `budget` tokens on prompts. Also says what the head of the waiting queue lacks."""
-        left = budget
+    def _schedule_chunks(self, room: ChunkRoom) -> tuple[list[Chunk], str]:
+        """Spends `room` on prompts. Also says what the head of the waiting queue lacks."""
         lengths: dict[Request, int] = {}
-        hits: dict[Request, int] = {}
         for request in self._prefilling:
-            lengths[request] = self._first_share(request, left)
-            left -= lengths[request]
+            lengths[request] = self._spend_first_share(request, room)
         waiting_for = ""
         seats_taken = self._seats_taken()
         while self._waiting and not waiting_for:
             head = self._waiting.first
             seats = 1 + len(head.unforked_siblings)
-            if left == 0:
+            if room.tokens == 0:
                 waiting_for = "budget"
+            elif room.tokens_at(0) == 0:
+                waiting_for = "itl target"
             elif seats_taken + seats > self.config.max_num_seqs:
                 waiting_for = f"seats: needs {seats}, {self.config.max_num_seqs - seats_taken} free"
             else:
-                waiting_for = self._admit(head, hits)
+                waiting_for = self._admit(head)
             if not waiting_for:
                 seats_taken += seats
-                lengths[head] = self._first_share(head, left)
-                left -= lengths[head]
+                lengths[head] = self._spend_first_share(head, room)
         for request, length in lengths.items():
-            more = min(self._num_uncomputed(request) - length, left)
+            start = self.table.num_computed(request.row) + length
+            more = min(self._num_uncomputed(request) - length, room.tokens_at(start))
+            room.spend(start, more)
             lengths[request] += more
-            left -= more
-        chunks = [self._reserve_chunk(request, length, hits) for request, length in lengths.items() if length > 0]
+        chunks = [self._reserve_chunk(request, length) for request, length in lengths.items() if length > 0]
         return [chunk for chunk in chunks if chunk.length > 0], waiting_for
 
-    def _first_share(self, request: Request, left: int) -> int:
-        """What a prompt may take of `left` tokens before the next ones had their turn."""
+    def _spend_first_share(self, request: Request, room: ChunkRoom) -> int:
+        """What a prompt may take of what is left before the next ones had their turn."""
+        start = self.table.num_computed(request.row)
+        left = room.tokens_at(start)
         cap = self.config.long_prefill_token_threshold or max(left // 2, MIN_CHUNK)
-        return min(self._num_uncomputed(request), cap, left)
+        share = min(self._num_uncomputed(request), cap, left)
+        room.spend(start, share)
+        return share
 
-    def _admit(self, request: Request, hits: dict[Request, int]) -> str:
+    def _admit(self, request: Request) -> str:
         """Moves the head of the waiting queue to the prefills, or says which blocks it lacks.
 
         Its whole prefill must fit beside what other prefills were promised and a block for every decode: a request that
@@ -331,19 +351,22 @@ class Scheduler:
         self._waiting.remove(request)
         self._prefilling.add(request)
         request.state = RequestState.PREFILLING
-        hits[request] = admission.hit_tokens
+        request.admission_hit_tokens = admission.hit_tokens
         for member in (request, *request.unforked_siblings):
             if request.num_preemptions == 0:
                 member.num_hit_tokens = admission.hit_tokens
             self._tell(RequestEventKind.SCHEDULED, member, hit_tokens=admission.hit_tokens)
         return ""
 
-    def _reserve_chunk(self, request: Request, length: int, hits: dict[Request, int]) -> Chunk:
+    def _reserve_chunk(self, request: Request, length: int) -> Chunk:
         """Takes blocks for the chunk; it is shorter, maybe empty, where decodes took what was promised to it."""
         start = self.table.num_computed(request.row)
         uncomputed = self._num_uncomputed(request)
         length = self.table.reserve(request.row, length)
-        return Chunk(request, start, length, hits.get(request, 0), is_last=length == uncomputed)
+        hit_tokens = request.admission_hit_tokens
+        if length > 0:
+            request.admission_hit_tokens = 0
+        return Chunk(request, start, length, hit_tokens, is_last=length == uncomputed)
 
     def _num_uncomputed(self, request: Request) -> int:
         return self.table.num_tokens(request.row) - self.table.num_computed(request.row)
@@ -379,6 +402,7 @@ class Scheduler:
         if tokens.shape != (len(schedule.sampled),):
             raise ValueError(f"sampled_token_ids has shape {tokens.shape}, expected ({len(schedule.sampled)},)")
         self._event_time = self._clock() if now is None else now
+        self.cost.observe(schedule.work, self._event_time - schedule.start)
         self._ended_in_step = {}
         for place in failed:
             self.finish(schedule.sampled[place], "error")
@@ -402,6 +426,7 @@ class Scheduler:
         schedule.finished = list(self._ended_in_step)
         for request, tokens in self._ended_in_step.items():
             self._tell_finished(request, tokens)
+        self._tokens_time = self._event_time if self.has_work() else None
         self._close_step(schedule)
 
     def _complete_chunk(self, chunk: Chunk) -> None:

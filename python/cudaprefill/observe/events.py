@@ -84,7 +84,7 @@ class StepEvent:
     preempted_ids: tuple[str, ...]
     finished_ids: tuple[str, ...]  # by a token of this step, or an error; aborts come as RequestEvents only
     num_waiting: int
-    waiting_for: str  # what the head of the waiting queue lacked: "seats: ...", "blocks: ...", "budget", or ""
+    waiting_for: str  # what the head of the queue lacked: "seats: ...", "blocks: ...", "budget", "itl target", or ""
     num_blocks_taken: int  # since the step before
     num_blocks_freed: int
     num_blocks_evicted: int
@@ -95,7 +95,7 @@ class StepEvent:
     decode_numbers: tuple[int, ...] = ()
     preempted_numbers: tuple[int, ...] = ()
     finished_numbers: tuple[int, ...] = ()
-    predicted_duration: float | None = None  # seconds, as the scheduler expected; None while it cannot tell
+    predicted_duration: float | None = None  # seconds from the start to the tokens, as expected; None: not known yet
 
     @classmethod
     def of(cls, schedule: Schedule, pool: BlockPool, start: float, duration: float) -> StepEvent:
