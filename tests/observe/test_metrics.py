@@ -270,6 +270,22 @@ def test_every_member_of_a_request_with_n_completions_counts() -> None:
     assert values["vllm:iteration_tokens_total_sum"] == 20 + 3 * 3
 
 
+def test_with_one_seat_the_scheduler_lets_the_second_wait_and_its_ttft_says_so() -> None:
+    metrics = make_metrics()
+    driver = Driver(max_num_seqs=1)
+    driver.submit([5] * 10, max_tokens=3, ignore_eos=True)
+    driver.submit([6] * 10, max_tokens=1, ignore_eos=True)
+    driver.submit([7] * 10, max_tokens=1, request_id="given up")
+    driver.scheduler.abort("given up")
+    run_driver(driver, metrics)
+    values = samples(metrics)
+    assert values["vllm:time_to_first_token_seconds_count"] == 2
+    assert values["vllm:time_to_first_token_seconds_sum"] == 1.0 + 4.0
+    assert values["vllm:request_queue_time_seconds_sum"] == 0.0 + 3.0
+    assert values["vllm:request_success_total|finished_reason=abort"] == 1
+    assert values["cudaprefill:waiting_steps_total|reason=seats"] == 3
+
+
 @pytest.mark.parametrize("num_blocks", [64, 10], ids=["roomy", "preempting"])
 def test_tokens_agree_with_those_that_the_scheduler_gave_out(num_blocks: int) -> None:
     metrics = make_metrics(num_blocks=num_blocks)
@@ -282,6 +298,7 @@ def test_tokens_agree_with_those_that_the_scheduler_gave_out(num_blocks: int) ->
     assert values["vllm:generation_tokens_total"] == sum(map(len, given))
     assert values["vllm:inter_token_latency_seconds_count"] == sum(len(tokens) - 1 for tokens in given)
     assert values["vllm:request_generation_tokens_sum"] == sum(map(len, given))
+    assert values["vllm:time_to_first_token_seconds_count"] == len(given)
     assert values["vllm:num_preemptions_total"] == sum(r.num_preemptions for r in driver.requests.values())
     assert (values["vllm:num_preemptions_total"] > 0) == (num_blocks == 10)
     assert values["cudaprefill:blocks|state=free"] == driver.pool.num_free

@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from cudaprefill.client.engine_view import EngineView
 from cudaprefill.protocol.codec import decode
-from cudaprefill.protocol.telemetry import SERVER_MESSAGES, TelemetrySnapshot, TelemetryUpdate
+from cudaprefill.protocol.telemetry import CLIENT_MESSAGES, SERVER_MESSAGES, TelemetrySnapshot, TelemetryUpdate
 from tests.server.running import PATIENCE, RunningServer
 
 FAST = 60.0  # updates a second
@@ -344,6 +346,43 @@ def test_bad_messages_are_answered_one_by_one_and_the_connection_goes_on(
         assert '"finish_reason": "length"' in rest
         assert "error" not in rest
     telemetry.until(lambda: [record.output_tokens for record in telemetry.view.requests.values()] == [200])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=5,
+)
+almost_commands = st.fixed_dictionaries(
+    {"type": st.sampled_from([*CLIENT_MESSAGES, "telemetry.update", "x"])},
+    optional={
+        "events": json_values,
+        "rate": st.sampled_from([0.2, 60, 0, -1]) | json_values,
+        "owners": json_values,
+        "block": st.integers(-2, 70) | json_values,
+        "id": json_values,
+        "max_num_batched_tokens": st.integers(-1, 100) | json_values,
+        "itl_target_ms": json_values,
+        "command_id": st.integers(0, 3) | json_values,
+    },
+).map(json.dumps)
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(max_size=40) | st.binary(max_size=40) | almost_commands, min_size=80, max_size=80))
+def test_whatever_is_sent_is_answered_and_the_connection_goes_on(
+    server: RunningServer, frames: list[str | bytes]
+) -> None:
+    with Telemetry(server) as telemetry:
+        for frame in frames:
+            telemetry.connection.send(frame)
+        telemetry.send("reset_prefix_cache", command_id=10**6)
+        while getattr(message := telemetry.receive(), "command_id", None) != 10**6:
+            if message.type == "error":
+                assert message.code in ("invalid_message", "invalid_request", "request_not_found"), message
+        telemetry.subscribe()
+        complete(server, [1, 2, 3])
+        telemetry.until(lambda: [r.state for r in telemetry.view.requests.values()][-1:] == ["finished"])
 
 
 def test_a_bad_command_with_an_id_is_answered_by_that_id(telemetry: Telemetry) -> None:
