@@ -15,7 +15,7 @@ from cudaprefill.protocol.telemetry import (
 )
 from cudaprefill_tui.backend import Message
 from cudaprefill_tui.conversations import AnswerCost, ChatSettings
-from cudaprefill_tui.engine_link import AnswerEnded, AnswerEvent, AnswerStarted, AnswerStream, AnswerText, EngineLink
+from cudaprefill_tui.engine_link import AnswerEnded, AnswerEvent, AnswerStream, AnswerText, EngineLink
 
 COST = AnswerCost(
     prompt_tokens=45, cached_tokens=32, output_tokens=9, queue=0.031, prefill=0.366, ttft=0.397, mean_itl=0.0112
@@ -63,11 +63,13 @@ def snapshot(**changes: object) -> TelemetrySnapshot:
 def echo(messages: list[Message]) -> list[AnswerEvent | Exception]:
     words = f"you said {messages[-1]['content']}".split(" ")
     texts = [AnswerText(word if place == 0 else f" {word}") for place, word in enumerate(words)]
-    return [AnswerStarted("resp_1"), *texts, AnswerEnded(COST)]
+    return [*texts, AnswerEnded(COST)]
 
 
 class FakeStream(AnswerStream):
-    """`gate`, while it is not set, holds back everything after the AnswerStarted."""
+    """`gate`, while it is not set, holds everything back."""
+
+    response_id = "resp_1"
 
     def __init__(self, events: list[AnswerEvent | Exception], gate: asyncio.Event) -> None:
         self._events, self._gate = events, gate
@@ -77,17 +79,15 @@ class FakeStream(AnswerStream):
     async def __anext__(self) -> AnswerEvent:
         if not self._events:
             raise StopAsyncIteration
-        event = self._events[0]
-        if not isinstance(event, AnswerStarted):
-            gate, cancel = asyncio.ensure_future(self._gate.wait()), asyncio.ensure_future(self._cancel.wait())
-            try:
-                await asyncio.wait([gate, cancel], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                gate.cancel()
-                cancel.cancel()
-            if self._cancel.is_set():
-                self._events.clear()
-                return AnswerEnded(COST, "stopped")
+        gate, cancel = asyncio.ensure_future(self._gate.wait()), asyncio.ensure_future(self._cancel.wait())
+        try:
+            await asyncio.wait([gate, cancel], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gate.cancel()
+            cancel.cancel()
+        if self._cancel.is_set():
+            self._events.clear()
+            return AnswerEnded(COST, "stopped")
         await asyncio.sleep(0)
         if not self._events:
             raise StopAsyncIteration

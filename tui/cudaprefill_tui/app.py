@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from textual import work
 from textual.app import App
+from textual.binding import Binding
 
 from . import themes
 from .conversations import ChatSettings
+from .glyphs import UNICODE, Glyphs
 from .preferences import load_preferences, save_preferences
 from .screens.desktop import DesktopScreen
 from .server_process import ServerFailedError, ServerProcess
@@ -22,13 +24,14 @@ class Setup:
     """What the command line says.
 
     session: with the links to the servers that were named. server: one to start, where none was.
-    chat: what conversations start with, None for panes alone.
+    chat: what conversations start with, None for panes alone. glyphs: what the terminal can show.
     """
 
     session: Session
     server: ServerProcess | None
     chat: ChatSettings | None
     preferences_path: Path
+    glyphs: Glyphs = UNICODE
 
 
 class CudaprefillApp(App[None]):
@@ -41,7 +44,7 @@ class CudaprefillApp(App[None]):
         super().__init__()
         self.setup = setup
         self.preferences, self._complaint = load_preferences(setup.preferences_path)
-        self.desktop = DesktopScreen(setup.session, setup.chat, self.preferences)
+        self.desktop = DesktopScreen(setup.session, setup.chat, self.preferences, setup.glyphs)
 
     def on_mount(self) -> None:
         for theme in themes.THEMES:
@@ -69,6 +72,11 @@ class CudaprefillApp(App[None]):
             self.desktop.tell(str(error), failed=True)
             return
         self.desktop.attach(url, None)
+
+    def get_key_display(self, binding: Binding) -> str:
+        """F1, ^Q, ⏎"""
+        display = super().get_key_display(binding)
+        return display.upper() if display[:1] in ("f", "^") else display
 
     def copy_to_clipboard(self, text: str) -> None:
         """What text fields copy takes the same way as everything else."""

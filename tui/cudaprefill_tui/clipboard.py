@@ -35,9 +35,10 @@ def copy(
     size = f"{what} ({len(text)} character{'s' if len(text) != 1 else ''})"
     if not text:
         return Copied(f"there is no {what} to copy", failed=True)
-    for tool in _tools(environment):
-        if _feed(tool, text):
-            return Copied(f"copied {size} with {tool[0]}")
+    for name, *arguments in _tools(environment):
+        path = shutil.which(name, path=environment.get("PATH"))
+        if path is not None and _feed([path, *arguments], text):
+            return Copied(f"copied {size} with {name}")
     return _by_terminal(text, write, size, environment)
 
 
@@ -54,7 +55,7 @@ def _tools(environment: Mapping[str, str]) -> list[list[str]]:
             tools.append(["wl-copy"])
         if environment.get("DISPLAY"):
             tools += [["xclip", "-selection", "clipboard"], ["xsel", "--clipboard", "--input"]]
-    return [tool for tool in tools if shutil.which(tool[0], path=environment.get("PATH"))]
+    return tools
 
 
 def _feed(tool: list[str], text: str) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from textual.command import DiscoveryHit, Hit, Provider
 
 from .keymap import Command, commands
+from .screens.desktop_base import DesktopBase
 
 
 class CommandProvider(Provider):
@@ -24,7 +25,9 @@ class CommandProvider(Provider):
                 yield Hit(score, matcher.highlight(title), partial(self._run, command), help=command.help)
 
     def _commands(self) -> list[Command]:
-        return commands(getattr(self.screen, "with_chat", True))
+        screen = self.screen
+        assert isinstance(screen, DesktopBase)
+        return commands(screen.with_chat, screen.session.is_playback)
 
     @staticmethod
     def _title(command: Command) -> str:

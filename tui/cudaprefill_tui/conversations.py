@@ -19,6 +19,7 @@ class ChatSettings:
     temperature: float = 0.0
     top_p: float = 1.0
     max_tokens: int | None = None  # None: what the context allows
+    seed: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One server as the terminal UI sees it: its telemetry, its answers, and whether it can be reached.
 
-`EngineLink` is what the screens know; `ServerLink` keeps it over the network.
+`EngineLink` is what the screens know; server_link.py keeps it over the network, playback.py from a file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from .backend import Message
 from .conversations import AnswerCost, ChatSettings
 
 LinkState = Literal["connecting", "live", "lost", "refused"]
+STATE_WORDS = {
+    "connecting": "◌ connecting",
+    "live": "● live",
+    "lost": "○ lost, reconnecting",
+    "refused": "✕ refused",
+}
 
 
 class LinkError(Exception):
     """A request was refused or broke off; the message is for the person."""
-
-
-@dataclass(frozen=True)
-class AnswerStarted:
-    response_id: str
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,16 @@ class AnswerEnded:
     cut: str = ""
 
 
-AnswerEvent = AnswerStarted | AnswerText | AnswerEnded
+AnswerEvent = AnswerText | AnswerEnded
 
 
 class AnswerStream(ABC):
-    """Events of one answer: an AnswerStarted, texts, an AnswerEnded. Iteration raises LinkError."""
+    """Events of one answer: texts, then an AnswerEnded. Iteration raises LinkError."""
+
+    @property
+    @abstractmethod
+    def response_id(self) -> str:
+        """As telemetry names the request; "" until the server has taken it."""
 
     def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         return self
@@ -66,9 +72,9 @@ class AnswerStream(ABC):
 class EngineLink(ABC):
     """Attributes may be read at any time; `view` is filled by `run`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, view: EngineView | None = None) -> None:
         self.url = url
-        self.view = EngineView()
+        self.view = EngineView() if view is None else view
         self.state: LinkState = "connecting"
         self.reason = ""  # why it is lost or refused
         self.version = 0  # grows with everything that a screen could show
@@ -79,6 +85,10 @@ class EngineLink(ABC):
     def name(self) -> str:
         """127.0.0.1:8000"""
         return urlsplit(self.url).netloc or self.url
+
+    @property
+    def state_words(self) -> str:
+        return STATE_WORDS[self.state]
 
     @abstractmethod
     async def run(self) -> None:

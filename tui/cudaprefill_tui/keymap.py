@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from textual.binding import Binding
 
-MENUS = {"File": "&File", "Chat": "&Chat", "View": "&View", "Engine": "&Engine", "Load": "&Load", "Help": "&Help"}
+MENUS = {
+    "File": "&File",
+    "Chat": "&Chat",
+    "View": "&View",
+    "Engine": "&Engine",
+    "Load": "&Load",
+    "Play": "&Play",
+    "Help": "&Help",
+}
 
 
 @dataclass(frozen=True)
@@ -14,7 +22,8 @@ class Command:
     """id: for tests and help. action: of the desktop screen. label: with `&` before the menu's mnemonic.
 
     keys: as Textual names them, alternatives by commas. footer: the short word there, "" for none.
-    chat: makes no sense without the chat (`cudaprefill top`). rule: a line above it in its menu.
+    chat: makes no sense without the chat (`cudaprefill top`). play: only while a recording is played.
+    rule: a line above it in its menu.
     priority: even while a text field has the focus and would take the key for itself.
     """
 
@@ -26,6 +35,7 @@ class Command:
     keys: str = ""
     footer: str = ""
     chat: bool = False
+    play: bool = False
     rule: bool = False
     priority: bool = False
 
@@ -123,11 +133,10 @@ COMMANDS = (
         "chat.copy",
         "Chat",
         "C&opy",
-        "copy",
+        "copy_text",
         "Copy the selection or, without one, the last answer as it was written",
         keys="ctrl+c",
         footer="Copy",
-        chat=False,
     ),
     Command(
         "view.next_pane",
@@ -182,8 +191,8 @@ COMMANDS = (
         footer="Engine",
     ),
     Command("engine.rag", "Engine", "Preset &RAG", "preset('rag')", "Long prompts, short answers", rule=True),
-    Command("engine.code", "Engine", "Preset &code", "preset('code')", "Long prompts and long answers"),
-    Command("engine.chat", "Engine", "Preset c&hat", "preset('chat')", "Short prompts, smooth streams"),
+    Command("engine.code", "Engine", "Preset c&ode", "preset('code')", "Long prompts and long answers"),
+    Command("engine.chat", "Engine", "Preset cha&t", "preset('chat')", "Short prompts, smooth streams"),
     Command(
         "engine.reset_cache",
         "Engine",
@@ -206,6 +215,22 @@ COMMANDS = (
     Command("load.prefix", "Load", "Same &prefix", "start_load('prefix')", "Many questions about one document"),
     Command("load.bursts", "Load", "&Bursts", "start_load('bursts')", "All users at once, then nobody"),
     Command("load.stop", "Load", "&Stop the load", "stop_load", "End the load and its requests", rule=True),
+    Command(
+        "play.pause",
+        "Play",
+        "&Pause",
+        "pause",
+        "Hold the recording, and let it go on",
+        keys="f12",
+        footer="Pause",
+        play=True,
+    ),
+    Command(
+        "play.slower", "Play", "&Slower", "change_speed(0.5)", "Half the speed", keys="left_square_bracket", play=True
+    ),
+    Command(
+        "play.faster", "Play", "&Faster", "change_speed(2.0)", "Twice the speed", keys="right_square_bracket", play=True
+    ),
     Command("help.help", "Help", "&Help", "help", "Keys, glyphs and words", keys="f1", footer="Help", priority=True),
     Command(
         "help.explain",
@@ -230,24 +255,31 @@ COMMANDS = (
     Command("help.about", "Help", "&About", "about", "Version, model and server", rule=True),
 )
 
+_FUNCTION_KEYS = {f"f{digit}" for digit in range(1, 10)}
 FOOTER_ORDER = ("help.help", "help.explain", "view.zoom", "load.open", "view.next_pane", "engine.settings", "help.menu")
 
 
-def commands(with_chat: bool) -> list[Command]:
-    return [command for command in COMMANDS if with_chat or not command.chat]
+def commands(with_chat: bool, is_playback: bool) -> list[Command]:
+    return [command for command in COMMANDS if (with_chat or not command.chat) and (is_playback or not command.play)]
 
 
 def bindings() -> list[Binding]:
     """In the footer's order: F-keys first, then the rest as in the menus."""
     rank = {identifier: place for place, identifier in enumerate(FOOTER_ORDER)}
     ordered = sorted(COMMANDS, key=lambda command: rank.get(command.id, len(rank)))
-    return [
+    menus = [
+        Binding(f"alt+{letter}", f"menu('{letter}')", f"Menu {label.replace('&', '')}", show=False, priority=True)
+        for label in MENUS.values()
+        for letter in [label[label.index("&") + 1].lower()]
+    ]
+    return menus + [
         Binding(
             command.keys,
             command.action,
             command.footer or command.title,
             show=bool(command.footer),
-            priority=command.priority,
+            # A text field has uses of its own for some function keys.
+            priority=command.priority or command.keys[:2] in _FUNCTION_KEYS,
             id=command.id,
             tooltip=command.help,
         )

@@ -35,12 +35,23 @@ class ServerProcess:
 
     def __init__(self, arguments: Sequence[str], command: Sequence[str] | None = None) -> None:
         """arguments: flags of `cudaprefill serve`. command: what to run instead of this Python's `cudaprefill`."""
-        own = [sys.executable, "-m", "cudaprefill.cli.main", "serve", "--port", "0", "--exit-with-stdin"]
+        own = [
+            sys.executable,
+            "-m",
+            "cudaprefill.cli.main",
+            "serve",
+            "--port",
+            "0",
+            "--exit-with-stdin",
+            "--shutdown-timeout",
+            "0",
+        ]
         self._command = [*(command or own), *arguments]
         self._process: asyncio.subprocess.Process | None = None
         self._drains: list[asyncio.Task[None]] = []
         self._report: ReportProgress = lambda line, share: None
         self._url: asyncio.Future[str] | None = None
+        self._last = ""
         self.log: deque[str] = deque(maxlen=MAX_LOG_LINES)
 
     @property
@@ -91,9 +102,11 @@ class ServerProcess:
     async def stop(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
+            is_serving = self._url is not None and self._url.done()
             if process.stdin is not None:
                 process.stdin.close()
-            for end in (None, signal.SIGTERM, signal.SIGKILL):
+            # While it loads it does not look at its standard input.
+            for end in (None if is_serving else signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
                 if end is not None:
                     with contextlib.suppress(ProcessLookupError):
                         process.send_signal(end)
@@ -146,4 +159,6 @@ class ServerProcess:
         percent = PERCENT.search(line)
         if is_whole and not percent:
             self.log.append(line)
-        self._report(line, min(int(percent[1]), 100) / 100 if percent else None)
+        if line != self._last:
+            self._last = line
+            self._report(line, min(int(percent[1]), 100) / 100 if percent else None)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .conversations import ChatSettings
 from .engine_link import AnswerStream, EngineLink
 from .load import LoadGenerator, LoadRequest
+from .playback import PlaybackLink
 
 Connect = Callable[[str, str | None], EngineLink]  # URL, API key
 
@@ -21,6 +22,10 @@ class Session:
         self.place = 0
         self.generator = LoadGenerator(self._send)
         self._load_link: EngineLink | None = None
+
+    @property
+    def is_playback(self) -> bool:
+        return isinstance(self.link, PlaybackLink)
 
     @property
     def link(self) -> EngineLink | None:
@@ -39,7 +44,7 @@ class Session:
         if self.links:
             self.place = (self.place + 1) % len(self.links)
 
-    def status(self, state_words: dict[str, str]) -> str:
+    def status(self) -> str:
         """smollm2-135m · cpu/avx512 · 127.0.0.1:8000 · ● live"""
         link = self.link
         if link is None:
@@ -47,7 +52,7 @@ class Session:
         engine = link.view.engine
         parts = [engine.model, f"{engine.device}/{engine.kernels}"] if engine is not None else []
         parts.append(link.name if len(self.links) == 1 else f"{link.name} ({self.place + 1} of {len(self.links)})")
-        parts.append(state_words[link.state])
+        parts.append(link.state_words)
         return " · ".join(parts)
 
     def _send(self, request: LoadRequest) -> AnswerStream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from textual.widget import Widget
 from textual.widgets import Input, Label, TextArea
@@ -30,7 +31,8 @@ class ChatSettingsDialog(Dialog[ChatSettings]):
 
     def result(self) -> ChatSettings:
         longest = self.query_one("#max-tokens", Input).value.strip()
-        return ChatSettings(
+        return replace(
+            self._settings,
             system=self.query_one("#system", TextArea).text.strip(),
             temperature=self._number("temperature", "the temperature", 0.0, 2.0),
             top_p=self._number("top-p", "top-p", 0.0, 1.0),

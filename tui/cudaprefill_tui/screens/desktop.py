@@ -17,8 +17,10 @@ from ..clipboard import copy
 from ..commands import CommandProvider
 from ..conversations import ChatSettings
 from ..engine_link import EngineLink
-from ..keymap import MENUS, bindings, commands
+from ..glyphs import UNICODE, Glyphs
+from ..keymap import COMMANDS, MENUS, bindings, commands
 from ..messages import ExplainWanted, MenuChosen, RequestHovered, RequestSelected
+from ..playback import PlaybackLink
 from ..preferences import Preferences
 from ..printable import displayable
 from ..session import Session
@@ -31,16 +33,17 @@ from .pages import about_page, cost_page, help_page
 
 TICKS_PER_SECOND = 12
 SLOW_TICKS = 12  # without news the panes are looked after once a second: marks fade, windows move on
-STATES = {"connecting": "◌ connecting", "live": "● live", "lost": "○ lost, reconnecting", "refused": "✕ refused"}
 
 
 class DesktopScreen(ChatCommands, EngineCommands):
     BINDINGS: ClassVar[Any] = bindings()
     COMMANDS: ClassVar[Any] = {CommandProvider}
 
-    def __init__(self, session: Session, chat: ChatSettings | None, preferences: Preferences) -> None:
-        super().__init__(session, chat, preferences)
-        self.menu_bar = MenuBar(_menus(self.with_chat))
+    def __init__(
+        self, session: Session, chat: ChatSettings | None, preferences: Preferences, glyphs: Glyphs = UNICODE
+    ) -> None:
+        super().__init__(session, chat, preferences, glyphs)
+        self.menu_bar = MenuBar(_menus(self.with_chat, session.is_playback))
         self._shown: object = None
         self._ticks_without_news = 0
         self._pointed: int | None = None
@@ -58,7 +61,9 @@ class DesktopScreen(ChatCommands, EngineCommands):
         self.desk.show(self.desk.current)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in _CHAT_ACTIONS and not self.with_chat:
+        if (action in _CHAT_ACTIONS and not self.with_chat) or (
+            action in _PLAY_ACTIONS and not self.session.is_playback
+        ):
             return False
         if action == "stop_answer" and self.is_mounted:
             return self.chat.current.conversation.live_answer is not None
@@ -84,7 +89,7 @@ class DesktopScreen(ChatCommands, EngineCommands):
         if state == self._shown and self._ticks_without_news < SLOW_TICKS and not at_once:
             return
         self._shown, self._ticks_without_news = state, 0
-        self.menu_bar.show_status(displayable(self.session.status(STATES)))
+        self.menu_bar.show_status(displayable(self.session.status()))
         if self._chat is not None:
             self._chat.update_link(link, _notice(self.session))
         for pane in self.desk.visible_panes():
@@ -109,8 +114,9 @@ class DesktopScreen(ChatCommands, EngineCommands):
         message.stop()
         await self.run_action(message.action)
 
-    def action_menu(self) -> None:
-        self.menu_bar.open()
+    def action_menu(self, letter: str = "") -> None:
+        if not letter or not self.menu_bar.open_mnemonic(letter):
+            self.menu_bar.open()
 
     async def action_quit(self) -> None:
         self.app.exit()
@@ -139,7 +145,7 @@ class DesktopScreen(ChatCommands, EngineCommands):
         self.desk.query_one(EnginePane).apply_preset(name)
 
     def action_help(self) -> None:
-        self.app.push_screen(help_page(self.with_chat))
+        self.app.push_screen(help_page(self.with_chat, self.session.is_playback))
 
     def action_about(self) -> None:
         link = self.session.link
@@ -163,6 +169,21 @@ class DesktopScreen(ChatCommands, EngineCommands):
         else:
             self.app.push_screen(cost_page(cost))
 
+    # --- Playback ---
+
+    def action_pause(self) -> None:
+        self._recording.paused = not self._recording.paused
+        self.tick(at_once=True)
+
+    def action_change_speed(self, factor: float) -> None:
+        self._recording.change_speed(factor)
+        self.tick(at_once=True)
+
+    @property
+    def _recording(self) -> PlaybackLink:
+        assert isinstance(self.session.link, PlaybackLink)
+        return self.session.link
+
     # --- Copying ---
 
     def action_copy_text(self) -> None:
@@ -183,14 +204,15 @@ class DesktopScreen(ChatCommands, EngineCommands):
         self.app.call_from_thread(self.tell, copied.message, failed=copied.failed)
 
 
-_CHAT_ACTIONS = {command.action.partition("(")[0] for command in commands(True) if command.chat} - {"toggle_pane"}
+_CHAT_ACTIONS = {command.action.partition("(")[0] for command in COMMANDS if command.chat} - {"toggle_pane"}
+_PLAY_ACTIONS = {command.action.partition("(")[0] for command in COMMANDS if command.play}
 
 
-def _menus(with_chat: bool) -> list[Menu]:
+def _menus(with_chat: bool, is_playback: bool) -> list[Menu]:
     menus = []
     for name, label in MENUS.items():
         items: list[MenuItem | None] = []
-        for command in commands(with_chat):
+        for command in commands(with_chat, is_playback):
             if command.menu == name:
                 if command.rule and items:
                     items.append(None)

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from textual.screen import Screen
 
 from ..conversations import ChatSettings
+from ..glyphs import UNICODE, Glyphs
 from ..preferences import Preferences
 from ..printable import displayable
 from ..session import Session
@@ -17,12 +18,14 @@ from ..widgets.desk import Desk
 class DesktopBase(Screen[None]):
     """chat: what new conversations start with; None for panes alone."""
 
-    def __init__(self, session: Session, chat: ChatSettings | None, preferences: Preferences) -> None:
+    def __init__(
+        self, session: Session, chat: ChatSettings | None, preferences: Preferences, glyphs: Glyphs = UNICODE
+    ) -> None:
         super().__init__()
         self.session = session
         self.with_chat = chat is not None
         self._chat = ChatPane(chat, id="chat") if chat is not None else None
-        self.desk = Desk(self._chat, preferences)
+        self.desk = Desk(self._chat, preferences, glyphs)
 
     @property
     def chat(self) -> ChatPane:

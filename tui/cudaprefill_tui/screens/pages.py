@@ -25,10 +25,10 @@ ITL          the gap between two tokens of one request"""
 HEX_LENGTH = 16
 
 
-def help_page(with_chat: bool) -> TextPage:
+def help_page(with_chat: bool, is_playback: bool) -> TextPage:
     lines = []
     for menu in MENUS:
-        for command in commands(with_chat):
+        for command in commands(with_chat, is_playback):
             if command.menu == menu:
                 keys = command.keys.split(",")[0].replace("ctrl+", "^").replace("shift+", "⇧")
                 lines.append(f"{keys.upper() if keys.startswith('f') else keys:10} {command.title:30} {command.help}")

@@ -21,7 +21,7 @@ ADD = "add-conversation"
 class ChatPane(Pane):
     """At least one conversation, always."""
 
-    BORDER_TITLE = "Chat"
+    TITLE = "Chat"
 
     def __init__(self, settings: ChatSettings, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -42,9 +42,7 @@ class ChatPane(Pane):
     @property
     def current(self) -> ConversationView:
         tab = self.tabs.active_pane
-        if tab is None or tab.id == ADD:
-            tab = self.query(TabPane).first()
-        return tab.query_one(ConversationView)
+        return (self.query(ConversationView) if tab is None or tab.id == ADD else tab.query(ConversationView)).first()
 
     @property
     def views(self) -> list[ConversationView]:
@@ -72,6 +70,8 @@ class ChatPane(Pane):
         tab = next(tab for tab in self.query(TabPane) if view in tab.walk_children())
         if len(self.views) == 1:
             await self.new_conversation()
+        else:
+            self.move(-1 if view is self.views[-1] else 1)  # or Textual would go on to the tab that adds one
         await self.tabs.remove_pane(str(tab.id))
 
     def move(self, places: int) -> None:

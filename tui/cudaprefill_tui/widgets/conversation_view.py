@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from ..conversations import Conversation, Turn
-from ..engine_link import AnswerEnded, AnswerStarted, AnswerStream, AnswerText, EngineLink, LinkError
+from ..engine_link import AnswerEnded, AnswerStream, AnswerText, EngineLink, LinkError
 from .chat_turn import TurnView
 from .composer import Composer
 
@@ -25,8 +25,21 @@ WELCOME = "Ask something below. What the engine does with it shows in the other 
 class TurnList(VerticalScroll, can_focus=True):
     """Follows its end while it is there, and only then."""
 
-    def on_mount(self) -> None:
+    def follow(self) -> None:
         self.anchor()
+        self._hold_to_top()
+
+    def watch_virtual_size(self) -> None:
+        self._hold_to_top()
+
+    def on_resize(self) -> None:
+        self._hold_to_top()
+
+    def _hold_to_top(self) -> None:
+        """What does not fill the place stands at its top; an anchor would pull it down."""
+        overflows = self.virtual_size.height > self.scrollable_content_region.height
+        if overflows != self.is_anchored:
+            self.anchor(overflows)
 
 
 class ConversationView(Vertical):
@@ -65,6 +78,8 @@ class ConversationView(Vertical):
             self._welcome.update(Content(notice or WELCOME))
         if self._live_view is not None and link is not None and link.version != self._seen:
             self._seen = link.version
+            if self._stream is not None:
+                self._live_view.turn.answer.response_id = self._stream.response_id
             self._live_view.show_progress(link)
 
     # --- What the person does ---
@@ -94,7 +109,7 @@ class ConversationView(Vertical):
         self._welcome.display = False
         view = TurnView(turn)
         await self.turns.mount(view)
-        self.turns.anchor()
+        self.turns.follow()
         self._answer(self.link, turn, view)
         self.post_message(self.Changed(self.conversation))
         return True
@@ -152,9 +167,8 @@ class ConversationView(Vertical):
         try:
             async with contextlib.aclosing(stream):
                 async for event in stream:
-                    if isinstance(event, AnswerStarted):
-                        answer.response_id = event.response_id
-                    elif isinstance(event, AnswerText):
+                    answer.response_id = stream.response_id
+                    if isinstance(event, AnswerText):
                         answer.text += event.text
                         answer.state = "streaming"
                         view.add_text(event.text)

@@ -23,6 +23,7 @@ from textual.css.query import NoMatches
 from textual.widget import Widget
 from textual.widgets import Static, Tab, TabbedContent, TabPane, Tabs
 
+from ..glyphs import Glyphs
 from ..messages import SplitMoved
 from ..preferences import Preferences
 from .blocks_pane import BlocksPane
@@ -55,11 +56,18 @@ SPLITS = {"split-chat": 0.46, "split-engine": 0.5, "split-left": 0.5, "split-rig
 class Desk(Vertical):
     """Panes by id: chat (unless `chat` is None), steps, blocks, requests, latency, engine, load."""
 
-    def __init__(self, chat: ChatPane | None, preferences: Preferences) -> None:
+    def __init__(self, chat: ChatPane | None, preferences: Preferences, glyphs: Glyphs) -> None:
         super().__init__(id="desk")
         self._preferences = preferences
-        panes: list[Pane] = [StepsPane(id="steps"), BlocksPane(id="blocks"), RequestsPane(id="requests")]
-        panes += [LatencyPane(id="latency"), EnginePane(id="engine"), LoadPane(id="load")]
+        kinds: dict[str, type[Pane]] = {
+            "steps": StepsPane,
+            "blocks": BlocksPane,
+            "requests": RequestsPane,
+            "latency": LatencyPane,
+            "engine": EnginePane,
+            "load": LoadPane,
+        }
+        panes = [kind(glyphs=glyphs, id=name) for name, kind in kinds.items()]
         self.panes: dict[str, Pane] = {"chat": chat} if chat is not None else {}
         self.panes |= {str(pane.id): pane for pane in panes}
         self.mode: Mode = "desktop"

@@ -15,6 +15,7 @@ from textual.widgets import Button, Input, Label, RadioButton, RadioSet, Static
 from cudaprefill.client.engine_view import EngineView
 
 from ..figures import milliseconds
+from ..glyphs import UNICODE, Glyphs
 from ..load import SCENARIOS, LoadGenerator, LoadPlan, ScenarioName, preset
 from ..printable import displayable
 from .pane import Pane
@@ -30,7 +31,7 @@ FIELDS = {
 class LoadPane(Pane):
     """Posts Wanted and StopWanted; `update_load` shows what the generator does."""
 
-    BORDER_TITLE = "Load"
+    TITLE = "Load"
 
     @dataclass
     class Wanted(Message):
@@ -44,9 +45,10 @@ class LoadPane(Pane):
     class Refused(Message):
         reason: str
 
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
+        super().__init__(glyphs=glyphs, id=id)
         self._shown = ""
+        self._shown_scenario: ScenarioName = "chat"
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="load-setup"):
@@ -72,6 +74,7 @@ class LoadPane(Pane):
 
     def show_plan(self, plan: LoadPlan) -> None:
         """Puts a plan into the fields."""
+        self._shown_scenario = plan.scenario
         for button in self.query(RadioButton):
             if button.name == plan.scenario:
                 button.value = True
@@ -123,9 +126,8 @@ class LoadPane(Pane):
     @on(RadioSet.Changed)
     def _chosen(self, event: RadioSet.Changed) -> None:
         event.stop()
-        if self._scenario() != getattr(self, "_shown_scenario", None):
-            self._shown_scenario = self._scenario()
-            self.show_plan(preset(self._shown_scenario))
+        if self._scenario() != self._shown_scenario:
+            self.show_plan(preset(self._scenario()))
 
     @on(Button.Pressed, "#load-start")
     def _start(self, event: Button.Pressed) -> None:
