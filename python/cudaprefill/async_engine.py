@@ -49,6 +49,9 @@ class AsyncEngine:
         self._streams: dict[str, AsyncRequestStream] = {}
         self.events = EventHub(self._loop, self._listen)
         self._engine = EngineThread(parts.engine, self.events.hand_over)
+        self._trace = parts.trace
+        if self._trace is not None:
+            self.events.subscribe(self._trace.record_all)
 
     @classmethod
     async def load(
@@ -175,6 +178,8 @@ class AsyncEngine:
     async def close(self) -> None:
         """Ends all requests and the engine's thread. Harmless when repeated."""
         await asyncio.to_thread(self._engine.close)
+        if self._trace is not None:
+            await asyncio.to_thread(self._trace.close)
 
     async def __aenter__(self) -> AsyncEngine:
         return self

@@ -20,6 +20,8 @@ _RANGES = {
     "max_num_queued_reqs": (0, 2**31 - 1),
     "kv_cache_memory": (1, 2**63 - 1),
     "threads": (1, 2**10),
+    "trace_file_size": (2**12, 2**63 - 1),
+    "trace_files": (1, 2**10),
 }
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -48,10 +50,15 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.90  # share of a GPU's memory that weights, activations and KV may take
     enforce_eager: bool = False  # on a GPU: run decode steps without CUDA graphs
     threads: int | None = None  # CPU threads of the kernels; None: all cores of this process
+    trace: str | os.PathLike[str] | None = None  # file that every event is written to; None: no trace
+    trace_file_size: int = 256 * 2**20  # bytes after which another file of the trace is begun
+    trace_files: int = 4  # of these the latest are kept
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (str, os.PathLike, type(None))):
             raise ValueError(f"model must be a path, got {self.model!r}")
+        if not isinstance(self.trace, (str, os.PathLike, type(None))):
+            raise ValueError(f"trace must be a path, got {self.trace!r}")
         for name in ("dtype", "kv_cache_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {getattr(self, name)!r}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import numbers
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, cast
@@ -16,6 +18,9 @@ from cudaprefill.engine.factory import EngineInfo, build_engine
 from cudaprefill.engine.input_processor import Prompt, as_list
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.request_stream import RequestStream
+from cudaprefill.observe.direct_hub import DirectHub, Listener
+from cudaprefill.observe.explain import Account, ExplainLog, explain
+from cudaprefill.observe.explain.work import cost_of
 from cudaprefill.outputs import RequestOutput
 from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.sampling_params import SamplingParams
@@ -34,17 +39,32 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, *, load_progress: Progress | None = None, **settings: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        load_progress: Progress | None = None,
+        keep_requests: bool = False,
+        **settings: Any,
     ) -> None:
         """`model`: a Hugging Face folder or a GGUF file; None takes the packaged one. `settings`: see EngineConfig.
 
-        `load_progress` gets bytes of weights loaded and in all.
+        `load_progress` gets bytes of weights loaded and in all. `keep_requests`: the last ones, for `explain`.
         Raises ValueError or OSError saying which setting, file or tensor is wrong.
         """
         parts = build_engine(EngineConfig(model=model, **settings), load_progress)
         self.info: EngineInfo = parts.info
         self.tokenizer = parts.tokenizer
         self._input_processor = parts.input_processor
+        self._trace = parts.trace
+        self._log: ExplainLog | None = None
+        listeners: list[Listener] = [] if self._trace is None else [self._trace.record]
+        if keep_requests:
+            info = parts.info
+            self._log = ExplainLog(block_size=info.block_size, prefix_caching=info.enable_prefix_caching)
+            listeners.append(self._log.on_event)
+            parts.engine.scheduler.record_prefixes(True)
+        if listeners:
+            parts.engine.listen(DirectHub(*listeners))
         self._engine = EngineThread(parts.engine)
         self._ids = itertools.count()
 
@@ -119,9 +139,22 @@ class LLM:
             )
         ).result()
 
+    def explain(self, request_id: str, *, itl_limit: float | None = None) -> Account:
+        """Why the first token of a request took so long, and which later one came more than `itl_limit` seconds late.
+
+        request_id: of its RequestOutput. Raises KeyError if it is not among the last that ran, and ValueError if this
+        LLM was not made with keep_requests=True.
+        """
+        if self._log is None:
+            raise ValueError("nothing was kept of the requests: make the LLM with keep_requests=True")
+        cost = self._engine.call(lambda engine: copy.deepcopy(engine.scheduler.cost)).result()
+        return explain(self._log.history(), request_id, itl_limit=itl_limit, cost=cost_of(cost), now=time.monotonic())
+
     def close(self) -> None:
         """Ends all requests and the engine's thread. Harmless when repeated."""
         self._engine.close()
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -130,14 +130,18 @@ def test_a_recorded_run_keeps_lengths_times_prefixes_and_ends() -> None:
     prompt = list(range(2, 42))
     one = run.submit(prompt, received=4.5, tokenized=4.75, max_tokens=30, request_id="one", priority=1)
     run.run()
+    run.now += 1.0
     run.submit([*prompt, *one.output_token_ids, 3, 3], request_id="next turn", max_tokens=2)
-    run.submit(prompt, request_id="given up", max_tokens=9)
+    run.step()
+    run.submit(prompt, received=run.now - 0.75, tokenized=run.now - 0.25, request_id="given up", max_tokens=9)
     run.step()
     run.driver.scheduler.abort("given up")
     run.run()
     workload = recorded(run)
     first, second, third = workload
-    assert (first.id, first.time, first.delay, first.priority) == ("one", 0.0, 0.25, 1)
+    assert (first.id, first.time, first.priority) == ("one", 0.0, 1)
+    # The engine was idle and took the first two at once; it was at work when the tokens of the third were there.
+    assert (first.delay, second.delay, third.delay) == (0.5, 0.0, 0.5)
     assert (first.num_prompt_tokens, first.num_output_tokens) == (40, (30,))
     assert third.num_output_tokens == (1,)
     # The answer is part of the next prompt, so its blocks are shared as well: 70 tokens, four full blocks.
@@ -167,8 +171,7 @@ def test_several_outputs_of_one_prompt_stay_together() -> None:
 
 
 def test_an_empty_trace_is_no_workload() -> None:
-    config = dataclasses.asdict(
-        SchedulerConfig(num_blocks=1, max_model_len=9, max_num_batched_tokens=9, max_num_seqs=1)
-    )
+    config = SchedulerConfig(num_blocks=1, max_model_len=9, max_num_batched_tokens=9, max_num_seqs=1)
+    header = TraceHeader("test", {}, dataclasses.asdict(config), time=0.0, unix_time=0.0)
     with pytest.raises(ValueError, match="empty has no requests"):
-        trace_workload(Trace(TraceHeader("test", {}, dataclasses.asdict(config), 0.0, 0.0), [], 0, 0), "empty")
+        trace_workload(Trace(header, [], 0, 0), "empty")

@@ -55,6 +55,15 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="of a GPU's memory for weights, activations and KV (default: %(default)s)",
     )
     add("--enforce-eager", action="store_true", help="on a GPU: decode without CUDA graphs (default: with them)")
+    add("--trace", metavar="FILE", help="write every event to FILE, for explain, replay and advise (default: no trace)")
+    add(
+        "--trace-file-size",
+        type=memory,
+        default=256 * 2**20,
+        metavar="SIZE",
+        help="then FILE becomes FILE.1 (default: 256MiB)",
+    )
+    add("--trace-files", type=count, default=4, metavar="N", help="how many are kept (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: all cores of this process)")
 
 

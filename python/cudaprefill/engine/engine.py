@@ -17,6 +17,7 @@ from cudaprefill.engine.sampler import Sampler, SamplerOutput
 from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.engine.schedule import Schedule
 from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.observe.direct_hub import DirectHub
 from cudaprefill.observe.event_hub import EventHub
 from cudaprefill.observe.events import StepEvent
 from cudaprefill.protocol.telemetry import EngineSettings
@@ -68,7 +69,7 @@ class Engine:
         """Ends all requests with "error" and without deltas: nobody will step the engine any more."""
         self.scheduler.finish_all("error")
 
-    def listen(self, hub: EventHub | None) -> None:
+    def listen(self, hub: EventHub | DirectHub | None) -> None:
         """Tells `hub` all that happens from now on; None: nobody."""
         self.scheduler.on_event = None if hub is None else hub.on_event
         self.on_step = None if hub is None else hub.on_step
@@ -108,10 +109,14 @@ class Engine:
             self._outputs.record_scheduled(chunk.request, start)
         try:
             batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
-            samples, errors = self._sample(self._run(batch, schedule), schedule)
+            logits, broken = self._run(batch, schedule)
+            samples, errors = self._sample(logits, schedule)
+            errors |= {place: broken[r] for place, r in enumerate(schedule.sampled) if r in broken}
             now = self._clock()
             self.scheduler.commit(schedule, samples.token_ids, now, failed=errors)
             deltas = self._outputs.process(schedule.sampled, samples, errors, now)
+            for request, error in broken.items():
+                deltas += self._outputs.fail(request.request_id, error, now)
         except BaseException:
             self.scheduler.discard(schedule)
             raise
@@ -120,17 +125,24 @@ class Engine:
             self.on_step(self.scheduler.step_event(schedule, start, self._clock() - start))
         return deltas
 
-    def _run(self, batch: Batch, schedule: Schedule) -> torch.Tensor:
-        """The logits to sample from; those of prompts become log-probabilities on the way, where asked for."""
+    def _run(self, batch: Batch, schedule: Schedule) -> tuple[torch.Tensor, dict[Request, Exception]]:
+        """The logits to sample from; those of prompts become log-probabilities on the way, where asked for.
+
+        Also the requests for which that failed, and why.
+        """
+        broken: dict[Request, Exception] = {}
         scored = prompt_rows(schedule)
         if not scored:
-            return self.model_runner.run(batch)
+            return self.model_runner.run(batch), broken
         hidden = self.model_runner.hidden(batch)
         logits = self.model_runner.logits(hidden.index_select(0, batch.logits_rows))
         for rows in scored:
-            logprobs = prompt_logprobs(self.model_runner, hidden, rows, logits.shape[1])
-            self._outputs.add_prompt_logprobs(rows.request, rows.position, logprobs)
-        return logits
+            try:
+                logprobs = prompt_logprobs(self.model_runner, hidden, rows, logits.shape[1])
+                self._outputs.add_prompt_logprobs(rows.request, rows.position, logprobs)
+            except Exception as error:
+                broken[rows.request] = error
+        return logits, broken
 
     def _sample(self, logits: torch.Tensor, schedule: Schedule) -> tuple[SamplerOutput, dict[int, Exception]]:
         """A token of each of `schedule.sampled`, and why the others, by their place, have none."""

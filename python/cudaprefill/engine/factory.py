@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
+import cudaprefill
 from cudaprefill import ops
 from cudaprefill.config import EngineConfig, format_bytes
 from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
@@ -24,6 +26,7 @@ from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import default_model_path, load_model, read_model_config
 from cudaprefill.models.weights import expected_tensors
+from cudaprefill.observe.trace import TraceHeader, TraceWriter
 from cudaprefill.text.tokenizer import Tokenizer
 
 # The largest step decides how long a running stream may stall, and a CPU computes a few hundred tokens in the time a
@@ -81,6 +84,7 @@ class EngineParts:
     input_processor: InputProcessor
     tokenizer: Tokenizer
     info: EngineInfo
+    trace: TraceWriter | None = None  # to be told all events, and closed after the engine
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
@@ -92,6 +96,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
 
 def _build_engine(config: EngineConfig, progress: Progress | None) -> EngineParts:
+    if config.trace is not None:
+        open(config.trace, "ab").close()  # before the model is loaded: it may not be writable
     path = Path(config.model) if config.model is not None else default_model_path()
     model_config = read_model_config(path)
     max_model_len = config.max_model_len or model_config.max_model_len
@@ -140,27 +146,43 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
     eos_token_ids = tuple(model_config.eos_token_ids) or (
         () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     )
+    engine = Engine(Scheduler(scheduler_config), model_runner, tokenizer, device)
+    info = EngineInfo(
+        model=path.name,
+        family=model_config.family,
+        num_parameters=sum(math.prod(shape) for shape in expected_tensors(model_config).values()),
+        dtype=model.weight_format,
+        device=str(device),
+        kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
+        threads=torch.get_num_threads(),
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        block_bytes=block_bytes,
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
     return EngineParts(
-        engine=Engine(Scheduler(scheduler_config), model_runner, tokenizer, device),
+        engine=engine,
         input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, scheduler_config),
         tokenizer=tokenizer,
-        info=EngineInfo(
-            model=path.name,
-            family=model_config.family,
-            num_parameters=sum(math.prod(shape) for shape in expected_tensors(model_config).values()),
-            dtype=model.weight_format,
-            device=str(device),
-            kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
-            threads=torch.get_num_threads(),
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            block_bytes=block_bytes,
-            max_num_batched_tokens=budget,
-            max_num_seqs=max_num_seqs,
-            enable_prefix_caching=config.enable_prefix_caching,
-        ),
+        info=info,
+        trace=None if config.trace is None else _open_trace(config, engine, info),
     )
+
+
+def _open_trace(config: EngineConfig, engine: Engine, info: EngineInfo) -> TraceWriter:
+    engine.scheduler.record_prefixes(True)
+    header = TraceHeader(
+        version=cudaprefill.__version__,
+        engine=asdict(info),
+        scheduler=asdict(engine.scheduler.config),
+        time=time.monotonic(),
+        unix_time=time.time(),
+    )
+    assert config.trace is not None
+    return TraceWriter(config.trace, header, max_bytes=config.trace_file_size, max_files=config.trace_files)
 
 
 def resolve_device(name: str) -> torch.device:

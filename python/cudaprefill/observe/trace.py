@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import threading
 import uuid
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -56,7 +57,7 @@ class TraceWriter:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | os.PathLike[str],
         header: TraceHeader,
         *,
         max_bytes: int = MAX_BYTES,
@@ -86,6 +87,7 @@ class TraceWriter:
         self._file: BinaryIO | None = self._open_file(self.path)
         self._flush()
         if self.error is not None:
+            self._file.close()
             raise self.error
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cudaprefill-trace", daemon=True)
@@ -97,6 +99,10 @@ class TraceWriter:
             self._pending.append(event)
         else:
             self.num_dropped += 1
+
+    def record_all(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.record(event)
 
     def close(self) -> None:
         """Writes what is left. Harmless when repeated."""

@@ -15,12 +15,11 @@ from starlette.routing import BaseRoute, Route
 from cudaprefill.errors import EngineDeadError
 from cudaprefill.observe.explain import Account, ExplainLog, explain
 from cudaprefill.observe.explain.text import account_text
+from cudaprefill.observe.explain.work import cost_of
 from cudaprefill.server.errors import ApiError
 
 if TYPE_CHECKING:
     from cudaprefill.async_engine import AsyncEngine
-    from cudaprefill.engine.step_cost import StepCost, StepWork
-    from cudaprefill.observe.explain.work import Cost
     from cudaprefill.server.state import ServerState
 
 DEFAULT_ITL_LIMIT_MS = 100.0
@@ -67,7 +66,7 @@ async def explain_request(request: Request) -> Response:
 
     def account() -> Account:
         history = explanations.log.history()
-        return explain(history, request_id, itl_limit=limit, cost=_predicting(cost), now=time.monotonic())
+        return explain(history, request_id, itl_limit=limit, cost=cost_of(cost), now=time.monotonic())
 
     try:
         told = await asyncio.to_thread(account)
@@ -91,16 +90,6 @@ def _limit(text: str | None) -> float:
             400, f"itl_limit_ms must be a positive number of milliseconds, got {text!r}", param="itl_limit_ms"
         )
     return limit / 1e3
-
-
-def _predicting(cost: StepCost | None) -> Cost | None:
-    if cost is None or not cost.known:
-        return None
-
-    def predict(work: StepWork) -> float:
-        return cost.predict(work) or 0.0
-
-    return predict
 
 
 routes: list[BaseRoute] = [Route("/v1/requests/{request_id}/explain", explain_request)]

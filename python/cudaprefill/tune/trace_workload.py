@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudaprefill.engine.scheduler_config import SchedulerConfig
-from cudaprefill.observe.events import RequestEvent, RequestEventKind
+from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
 from cudaprefill.observe.trace import Trace
 from cudaprefill.tune.workload import Arrival, Workload
 
@@ -19,7 +19,7 @@ from cudaprefill.tune.workload import Arrival, Workload
 class _Recorded:
     arrived: RequestEvent
     num_outputs: Counter[int]
-    tokenized: float | None = None
+    ready: float = 0.0  # when the engine could have taken it
     finished: RequestEvent | None = None
     siblings: list[_Recorded] = field(default_factory=list)
 
@@ -55,10 +55,14 @@ def _leads(trace: Trace) -> Sequence[_Recorded]:
     recorded: dict[int, _Recorded] = {}
     leads: dict[str, _Recorded] = {}
     num_outputs: Counter[int] = Counter()
-    for step in trace.steps:
-        num_outputs.update(step.decode_numbers)
-    for event in trace.request_events:
-        if event.kind is RequestEventKind.ARRIVED:
+    live: set[int] = set()
+    in_flight: StepEvent | None = None  # the last step, if the engine had work to go on with after it
+    for event in trace.events:
+        if isinstance(event, StepEvent):
+            num_outputs.update(event.decode_numbers)
+            in_flight = event if live else None
+        elif event.kind is RequestEventKind.ARRIVED:
+            live.add(event.number)
             one = recorded[event.number] = _Recorded(event, num_outputs)
             lead = leads.get(event.request_id.rpartition("#")[0])
             if lead is not None and lead.arrived.time == event.time:
@@ -68,13 +72,21 @@ def _leads(trace: Trace) -> Sequence[_Recorded]:
         elif event.number not in recorded:
             continue
         elif event.kind is RequestEventKind.QUEUED:
-            recorded[event.number].tokenized = event.tokenized
+            recorded[event.number].ready = _ready(event, in_flight)
         elif event.kind is RequestEventKind.FIRST_TOKEN:
             num_outputs[event.number] += 1
         elif event.kind is RequestEventKind.FINISHED:
+            live.discard(event.number)
             recorded[event.number].finished = event
     siblings = {id(sibling) for lead in leads.values() for sibling in lead.siblings}
     return [one for one in recorded.values() if id(one) not in siblings]
+
+
+def _ready(queued: RequestEvent, in_flight: StepEvent | None) -> float:
+    """An idle engine takes a request at once, one at work after the step in which it came and not the one before."""
+    if in_flight is None:
+        return queued.time
+    return max(queued.tokenized or 0.0, in_flight.start)
 
 
 def _arrival(lead: _Recorded, begin: float, block_size: int) -> Arrival:
@@ -87,7 +99,7 @@ def _arrival(lead: _Recorded, begin: float, block_size: int) -> Arrival:
         time=arrived.time - begin,
         num_prompt_tokens=arrived.num_prompt_tokens,
         num_output_tokens=tuple(max(1, one.num_output_tokens) for one in (lead, *lead.siblings)),
-        delay=max(0.0, (lead.tokenized or arrived.time) - arrived.time),
+        delay=max(0.0, lead.ready - arrived.time),
         priority=arrived.priority,
         prefix=lead.hashes,
         prefix_block=block_size,

@@ -10,7 +10,7 @@ from cudaprefill.observe.explain.account import LateToken, Prevention, Work
 from cudaprefill.observe.explain.history import History, RequestHistory
 from cudaprefill.observe.explain.work import Cost, trimmed, work_of
 
-MOST_TOKENS = 10  # that are accounted for, the latest
+MOST_TOKENS = 5  # that are accounted for, the latest
 
 
 def token_steps(history: History, request: RequestHistory) -> list[StepEvent]:

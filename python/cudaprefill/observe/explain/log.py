@@ -40,17 +40,20 @@ class ExplainLog:
         self._steps: deque[StepEvent] = deque(maxlen=max_steps)
 
     def __call__(self, events: Iterable[RequestEvent | StepEvent]) -> None:
+        for event in events:
+            self.on_event(event)
+
+    def on_event(self, event: RequestEvent | StepEvent) -> None:
         with self._lock:
-            for event in events:
-                if isinstance(event, StepEvent):
-                    self._steps.append(event)
-                elif event.kind is RequestEventKind.ARRIVED:
-                    request = self._requests[event.number] = RequestHistory(event)
-                    request.add(event)
-                elif event.number in self._requests:
-                    self._requests[event.number].add(event)
-                    if event.kind is RequestEventKind.FINISHED:
-                        self._keep_finished(event)
+            if isinstance(event, StepEvent):
+                self._steps.append(event)
+            elif event.kind is RequestEventKind.ARRIVED:
+                request = self._requests[event.number] = RequestHistory(event)
+                request.add(event)
+            elif event.number in self._requests:
+                self._requests[event.number].add(event)
+                if event.kind is RequestEventKind.FINISHED:
+                    self._keep_finished(event)
 
     def record_sent(self, request_id: str, time: float) -> None:
         """The first token of a request was written to its client; seconds of the engine's clock."""

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cudaprefill.engine.step_cost import StepWork, chunk_pairs
+from cudaprefill.engine.step_cost import StepCost, StepWork, chunk_pairs
 
 # Predicted seconds of a step.
 Cost = Callable[[StepWork], float]
+
+
+def cost_of(step_cost: StepCost | None) -> Cost | None:
+    """The engine's own cost model; None while it cannot tell."""
+    if step_cost is None or not step_cost.known:
+        return None
+
+    def predict(work: StepWork) -> float:
+        return step_cost.predict(work) or 0.0
+
+    return predict
+
 
 ChunkRange = tuple[int, int]  # start and length
 
