@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import fields
 
 from cudaprefill.cli.engine_flags import engine_config
 from cudaprefill.cli.progress import Progress
@@ -27,19 +28,15 @@ def run(flags: argparse.Namespace) -> int:
 def server_config(flags: argparse.Namespace) -> ServerConfig:
     """Raises ValueError naming the setting that is wrong."""
     from_environment = os.environ.get("CUDAPREFILL_API_KEY")
+    same = {
+        field.name: getattr(flags, field.name)
+        for field in fields(ServerConfig)
+        if field.name not in ("api_keys", "served_model_names")
+    }
     return ServerConfig(
-        host=flags.host,
-        port=flags.port,
         api_keys=tuple(flags.api_key or ([from_environment] if from_environment else [])),
-        allow_unauthenticated=flags.allow_unauthenticated,
         served_model_names=tuple(flags.served_model_name or ([flags.model] if flags.model else [])),
-        max_body_size=flags.max_body_size,
-        max_websocket_message_size=flags.max_websocket_message_size,
-        max_unread_output=flags.max_unread_output,
-        shutdown_timeout=flags.shutdown_timeout,
-        restart_engine=flags.restart_engine,
-        stuck_after=flags.stuck_after,
-        access_log=flags.access_log,
+        **same,
     )
 
 

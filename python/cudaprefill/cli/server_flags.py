@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from cudaprefill.cli.engine_flags import memory
+from cudaprefill.cli.engine_flags import count, memory
 from cudaprefill.server.config import ServerConfig
 
 
@@ -48,6 +48,27 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         default=default["max_unread_output"],
         metavar="SIZE",
         help="abort a stream when more than this waits for its reader (default: 1MiB)",
+    )
+    add(
+        "--max-responses-per-connection",
+        type=count,
+        default=default["max_responses_per_connection"],
+        metavar="N",
+        help="Responses that one websocket may have at once (default: %(default)s)",
+    )
+    add(
+        "--max-stored-responses",
+        type=count,
+        default=default["max_stored_responses"],
+        metavar="N",
+        help="finished Responses that later ones can continue (default: %(default)s)",
+    )
+    add(
+        "--max-stored-response-bytes",
+        type=memory,
+        default=default["max_stored_response_bytes"],
+        metavar="SIZE",
+        help="what these may take in memory (default: 256MiB)",
     )
     add(
         "--shutdown-timeout",
