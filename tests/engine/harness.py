@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
@@ -60,6 +61,12 @@ class FakeRunner:
             if int(batch.position_ids[row]) + 1 in self.nan_contexts:
                 logits[place] = torch.nan
         return logits
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        return torch.from_numpy(self.model.forward(batch).astype(np.int64))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.model.logits(hidden.numpy().astype(np.uint32)))
 
 
 def make_engine(*, num_blocks: int = 64, block_size: int = 16, budget: int = 64, **settings: Any) -> Engine:

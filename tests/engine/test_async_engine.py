@@ -12,7 +12,7 @@ import pytest
 
 from cudaprefill.async_engine import AsyncEngine
 from cudaprefill.engine.factory import EngineParts
-from cudaprefill.errors import EngineDeadError
+from cudaprefill.errors import EngineDeadError, SlowReaderError
 from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.sampling_params import SamplingParams
 from tests.engine.harness import GREEDY, expected, letters, make_engine, make_input_processor, pool_is_idle
@@ -116,6 +116,34 @@ def test_an_event_loop_that_ends_without_closing_the_engine_costs_its_own_reques
     assert engine._engine.call(pool_is_idle).result()
     assert engine._engine._mailboxes == {}
     engine._engine.close()
+
+
+def test_a_reader_that_is_too_slow_costs_its_own_request_alone() -> None:
+    async def session(engine: AsyncEngine) -> None:
+        slow, fast = [await engine.generate(PROMPT, ENDLESS) for _ in range(2)]
+        deltas = slow.merged(1000)
+        await anext(deltas)
+        assert (await fast.wait()).outputs[0].finish_reason == "length"
+        with pytest.raises(SlowReaderError, match="the limit is 1000"):
+            await anext(deltas)
+
+    serve(session)
+
+
+def test_readers_of_merged_streams_that_are_cancelled_leave_nothing_behind() -> None:
+    async def session(engine: AsyncEngine) -> None:
+        async def read() -> None:
+            async with await engine.generate(PROMPT, ENDLESS) as stream:
+                async for _ in stream.merged():
+                    await asyncio.sleep(0.001)
+
+        tasks = [asyncio.create_task(read()) for _ in range(10)]
+        for task in tasks:
+            await asyncio.sleep(0.003)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    serve(session, max_num_seqs=4)
 
 
 def test_an_abort_by_id_says_whether_there_was_such_a_request() -> None:

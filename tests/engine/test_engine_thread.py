@@ -103,6 +103,27 @@ def test_a_step_that_fails_ends_every_request_with_the_reason(start: Callable[[E
     thread.abort("r0")
 
 
+@pytest.mark.parametrize("part", ["schedule", "build", "commit", "end_step"])
+def test_a_fault_of_the_scheduler_ends_every_request_with_the_reason(
+    part: str, start: Callable[[Engine], EngineThread]
+) -> None:
+    engine = make_engine(max_num_seqs=2)
+    thread = start(engine)
+    streams = [submit(thread, make_request(f"r{number}", PROMPT, ENDLESS)) for number in range(4)]
+    next(streams[0])
+
+    def fails(*args: object, **options: object) -> None:
+        raise RuntimeError("the books do not agree")
+
+    thread.call(lambda engine: setattr(engine.scheduler, part, fails))
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="the books do not agree"):
+            stream.wait()
+    assert "the books do not agree" in str(thread.error)
+    thread.close()
+    assert not engine.has_work()
+
+
 def test_close_ends_running_requests_and_the_thread(start: Callable[[Engine], EngineThread]) -> None:
     thread = start(make_engine())
     stream = submit(thread, make_request("r", PROMPT, ENDLESS))

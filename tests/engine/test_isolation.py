@@ -176,3 +176,25 @@ def test_events_and_metrics_tell_the_same_times() -> None:
     assert times[RequestEventKind.SCHEDULED] == metrics.first_scheduled_time
     assert times[RequestEventKind.FIRST_TOKEN] == metrics.first_token_time
     assert times[RequestEventKind.FINISHED] == metrics.finished_time
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("length", [10, 100])
+def test_log_probabilities_of_a_prompt_that_fail_end_their_request_alone(
+    length: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a chunk in the middle of its prefill as in the last one."""
+    engine = make_engine()
+    ends = listen(engine)
+    engine.submit(make_request("good", PROMPT))
+    engine.submit(make_request("bad", [number % 49 + 1 for number in range(length)], params(prompt_logprobs=1, n=n)))
+    monkeypatch.setattr("cudaprefill.engine.engine.prompt_logprobs", fails)
+    deltas = run_to_end(engine)
+    bad = [delta for delta in deltas if delta.request_id == "bad"]
+    assert [(delta.index, delta.finish_reason, str(delta.error)) for delta in bad] == [
+        (index, "error", "no such luck") for index in range(n)
+    ]
+    assert bad[-1].request_finished
+    assert tokens_of(deltas, "good") == expected(PROMPT)
+    assert [event.reason for event in ends["bad"]] == ["error"]
+    assert pool_is_idle(engine)

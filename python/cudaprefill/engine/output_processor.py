@@ -155,6 +155,10 @@ class OutputProcessor:
         self._end(output, delta, time)
         return delta
 
+    def fail(self, request_id: str, error: Exception, time: float) -> list[OutputDelta]:
+        """Ends what is left of a request for a fault of its own."""
+        return [self._fail(output.request, error, time) for output in list(self._unfinished.get(request_id, ()))]
+
     def abort(self, request_id: str, time: float) -> list[OutputDelta]:
         """Ends what is left of a request; text that was held comes with the last deltas."""
         deltas = []

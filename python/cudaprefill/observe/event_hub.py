@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -82,8 +83,5 @@ class EventHub:
 
         So a snapshot taken in the engine's thread can be put into the order of events. Lost with a loop that has ended.
         """
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
