@@ -86,9 +86,7 @@ class TraceWriter:
             self._push_parts_on()
         self._file: BinaryIO | None = self._open_file(self.path)
         self._flush()
-        if self.error is not None:
-            self._file.close()
-            raise self.error
+        self._require_written()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cudaprefill-trace", daemon=True)
         self._thread.start()
@@ -108,6 +106,12 @@ class TraceWriter:
         """Writes what is left. Harmless when repeated."""
         self._closing.set()
         self._thread.join()
+
+    def _require_written(self) -> None:
+        if self.error is not None:
+            if self._file is not None:
+                self._file.close()
+            raise self.error
 
     def _run(self) -> None:
         while not self._closing.wait(self._flush_seconds):
