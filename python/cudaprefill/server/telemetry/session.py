@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cudaprefill.protocol.codec import ProtocolError, decode, encode, parse_object
 from cudaprefill.protocol.telemetry import (
@@ -79,6 +79,8 @@ class TelemetrySession:
 
     async def _send(self, message: Encoded | TelemetryBlock | TelemetryDone | TelemetryError) -> None:
         async with self._sending:
+            if self._websocket.application_state is not WebSocketState.CONNECTED:  # the other task's send has failed
+                raise WebSocketDisconnect(1006)
             number = self._sequence_number
             self._sequence_number += 1
             if isinstance(message, Encoded):
