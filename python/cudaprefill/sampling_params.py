@@ -38,7 +38,8 @@ class StructuredOutputsParams:
     json: a JSON schema, as text or as the object it describes; at most 65,536 characters and 64 levels.
     regex: the whole text matches it; at most 4,096 characters. Look-around, back references, Unicode classes and flags
         are not supported. Counts that multiply to more than 10,000, as in (a{1000}){1000}, and a count of what
-        may be empty, as in (a?){9}, are refused, here and in a schema's patterns.
+        may be empty, as in (a?){9}, are refused, and so are more than 128 parts that may be empty, here and in a
+        schema's patterns.
     grammar: EBNF with a rule named root, in the notation of llama.cpp's GBNF; at most 16,384 characters.
     choice: the text is one of these.
     json_object: any JSON object.

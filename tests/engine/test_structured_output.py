@@ -350,6 +350,30 @@ def make_grammars(eos: Sequence[int] = (EOS,)) -> Grammars:
     return Grammars(tokenizer, eos, tokenizer.vocab_size)
 
 
+def test_who_waits_too_long_for_a_grammar_is_refused_and_the_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compilation that never ends: nothing can stop it, and nothing has to wait for it."""
+    grammars = make_grammars()
+    compile_: Callable[[str, str], Any] = grammars._compile
+    let_go = threading.Event()
+
+    def stuck(kind: str, source: str) -> Any:
+        if source == "stuck":
+            let_go.wait()
+        return compile_(kind, source)
+
+    monkeypatch.setattr(grammars, "_compile", stuck)
+    grammars.compile(StructuredOutputsParams(regex="ready"))
+    monkeypatch.setattr(grammar, "COMPILE_SECONDS", 0.01)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"regex was not compiled within 0\.01 seconds"):
+            grammars.compile(StructuredOutputsParams(regex="stuck"))
+    monkeypatch.setattr(grammar, "COMPILE_SECONDS", 60.0)
+    grammars.compile(StructuredOutputsParams(regex="ready"))
+    grammars.compile(StructuredOutputsParams(regex="other"))
+    let_go.set()
+    grammars.compile(StructuredOutputsParams(regex="stuck"))
+
+
 def test_a_model_without_eos_cannot_end_a_text() -> None:
     with pytest.raises(ValueError, match="needs a model with an EOS token"):
         make_grammars(eos=()).compile(StructuredOutputsParams(regex="a"))

@@ -78,7 +78,8 @@ def _mask_by_grammar(logits: Tensor, states: Sequence[SamplingState]) -> None:
         return
     words = np.stack([matcher.allowed(state.output_token_ids) for _, matcher, state in guided])
     rows = device_tensor([row for row, _, _ in guided], torch.int64, logits.device)
-    bits = device_tensor(words, torch.int32, logits.device)[:, :, None] >> torch.arange(32, device=logits.device)
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    bits = device_tensor(words, torch.int32, logits.device)[:, :, None] >> shifts
     forbidden = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
     logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
 

@@ -1,7 +1,7 @@
 """Structured output: which tokens may come next, so that the text follows a grammar. xgrammar does the work.
 
     Grammars, one an engine          the vocabulary, and the grammars compiled so far
-      └─ Grammar, shared             compiled in the thread of the caller who asks for it
+      └─ Grammar, shared             compiled while the caller waits, before the engine hears of the request
            └─ Matcher, one an output where its text is in the grammar; used in the engine's thread
 
 A matcher reads the tokens that the output has got since it was last asked, so nothing that happens to a request between
@@ -10,12 +10,13 @@ two tokens (preemption, recomputing) can put it out of step.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.int32]  # [ceil(vocab_size / 32)]: bit i % 32 of word i // 32 is set where token i may come
 
+COMPILE_SECONDS = 20.0  # the vocabulary's own preparation, once, among them
+MAX_COMPILING = 2  # at once, so that a burst of them leaves cores to the engine
 MAX_CACHED_GRAMMARS = 128
 MAX_CACHED_BYTES = 256 << 20
 MAX_GRAMMAR_BYTES = 128 << 20
@@ -53,48 +56,66 @@ class Grammars:
         self._tokenizer = tokenizer
         self._eos_token_ids = sorted(eos_token_ids)
         self._vocab_size = vocab_size
-        self._compiling = threading.Lock()  # one at a time, so that a burst of them leaves cores to the engine
         self._compiler: _Compiler | None = None
+        self._compiler_lock = threading.Lock()
+        self._seats = threading.Semaphore(MAX_COMPILING)
         self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
-        self._cache_lock = threading.Lock()
+        self._compiling: dict[tuple[str, str], Future[Grammar]] = {}
+        self._lock = threading.Lock()  # guards both
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """Takes milliseconds as a rule, and a second or two for what is as large as it may be.
+        """Takes milliseconds as a rule, and never longer than COMPILE_SECONDS. Not for an event loop or the engine.
 
-        Raises ValueError for what is no grammar, what is too large and what takes too long to follow, where xgrammar is
-        not installed, and for a model without EOS, which could not end a text.
+        Raises ValueError for what is no grammar, what is too large, what takes too long to compile or to follow, where
+        xgrammar is not installed, and for a model without EOS, which could not end a text.
         """
         key = _source_of(params)
-        grammar = self._cached(key)
-        if grammar is not None:
-            return grammar
-        with self._compiling:
-            grammar = self._cached(key)  # another thread may have compiled it meanwhile
-            if grammar is None:
-                grammar = self._compile(*key)
-                self._keep(key, grammar)
-        return grammar
-
-    def _cached(self, key: tuple[str, str]) -> Grammar | None:
-        with self._cache_lock:
+        with self._lock:
             grammar = self._cache.get(key)
             if grammar is not None:
                 self._cache.move_to_end(key)
-            return grammar
+                return grammar
+            future = self._compiling.get(key)
+            if future is None:
+                future = self._compiling[key] = Future()
+                # A thread cannot be stopped while xgrammar works: the caller must be able to leave it behind.
+                threading.Thread(target=self._work, args=(key, future), name="grammar", daemon=True).start()
+        try:
+            return future.result(COMPILE_SECONDS)
+        except FutureTimeoutError:
+            raise ValueError(
+                f"structured_outputs: {key[0]} was not compiled within {COMPILE_SECONDS:g} seconds"
+            ) from None
 
-    def _keep(self, key: tuple[str, str], grammar: Grammar) -> None:
-        with self._cache_lock:
+    def _work(self, key: tuple[str, str], future: Future[Grammar]) -> None:
+        """Compiles in a thread of its own. One that still waits for a seat when its callers have left does nothing."""
+        try:
+            if not self._seats.acquire(timeout=COMPILE_SECONDS):
+                raise ValueError("structured_outputs: too many grammars are being compiled")
+            try:
+                grammar = self._compile(*key)
+            finally:
+                self._seats.release()
+        except Exception as error:
+            with self._lock:
+                del self._compiling[key]
+            future.set_exception(error)
+            return
+        with self._lock:
+            del self._compiling[key]
             self._cache[key] = grammar
             while len(self._cache) > MAX_CACHED_GRAMMARS or self.num_cached_bytes > MAX_CACHED_BYTES:
                 self._cache.popitem(last=False)
+        future.set_result(grammar)
 
     @property
     def num_cached_bytes(self) -> int:
         return sum(grammar.num_bytes for grammar in self._cache.values())
 
     def _compile(self, kind: str, source: str) -> Grammar:
-        if self._compiler is None:
-            self._compiler = _Compiler(self._tokenizer, self._eos_token_ids, self._vocab_size)
+        with self._compiler_lock:
+            if self._compiler is None:
+                self._compiler = _Compiler(self._tokenizer, self._eos_token_ids, self._vocab_size)
         try:
             grammar = Grammar(self._compiler.compile(kind, source), self._vocab_size)
         except RuntimeError as error:
@@ -207,11 +228,11 @@ class _Compiler:
 
     def _compiler(self, tokens: list[bytes]) -> Any:
         """For texts of these tokens; an empty one is not used."""
-        xgrammar, threads = self._xgrammar, max(1, len(os.sched_getaffinity(0)) // 2)
+        xgrammar = self._xgrammar
         vocabulary = xgrammar.TokenizerInfo(
             tokens, xgrammar.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self._eos_token_ids
         )
-        return xgrammar.GrammarCompiler(vocabulary, max_threads=threads, cache_enabled=False)
+        return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
 
     def compile(self, kind: str, source: str) -> Any:
         """Raises RuntimeError with xgrammar's reason."""

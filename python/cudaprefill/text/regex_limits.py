@@ -2,7 +2,8 @@
 
 What makes a matcher explode is not the length of a pattern but the ways in which one text can be split among counted
 repetitions: for (.{0,30}){0,30} their number grows with every character. So a count of what may be empty is refused,
-and so are counts that multiply to too many copies. `*` and `+` are loops and harmless.
+and so are counts that multiply to too many copies, and too many parts that may be empty. `*` and `+` by themselves are
+loops and harmless.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 MAX_COPIES = 10_000
+MAX_OPTIONAL = 128
 _MAX_GROUPS = 64  # within each other
 
 _COUNT = re.compile(r"\{(\d{1,9})(,(\d{0,9}))?\}")
@@ -45,7 +47,7 @@ def refuse_explosive_regex(name: str, pattern: str) -> None:
     Whatever is no valid pattern passes: that is for the compiler to say.
     """
     open_groups = [_Sequence()]
-    place = 0
+    place = num_optional = 0
     while place < len(pattern):
         copies, can_be_empty = 1, False
         character = pattern[place]
@@ -71,6 +73,9 @@ def refuse_explosive_regex(name: str, pattern: str) -> None:
         else:
             place += 2 if character == "\\" else 1
         place, copies, can_be_empty = _repetitions(name, pattern, place, copies, can_be_empty)
+        num_optional += can_be_empty
+        if num_optional > MAX_OPTIONAL:
+            raise ValueError(f"{name} may have at most {MAX_OPTIONAL} parts that may be empty, got more")
         open_groups[-1].add(copies, can_be_empty)
 
 
