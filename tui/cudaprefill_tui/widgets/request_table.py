@@ -323,7 +323,7 @@ class RequestTable(LineView):
         hits = min(max(record.hit_tokens, 0), target)
         chunks = [max(length, 0) for _, length in view.chunks_of(record.number)]
         seen = max(max(record.computed_tokens, 0) - hits - sum(chunks), 0)
-        amounts = [hits, seen, *chunks]
+        amounts = [hits, *([seen] if seen else []), *chunks]
         shares = share_cells(amounts, max(target, sum(amounts)), cells)
         colour = self.part("request-table--finished")
         if record.state != "finished":

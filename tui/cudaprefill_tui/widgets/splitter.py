@@ -31,8 +31,8 @@ class Split(Container):
     fraction: the first child's share. min_first, min_second: cells; where both do not fit, the first has all.
     """
 
-    direction: reactive[Direction] = reactive("horizontal", layout=True)
-    fraction = reactive(0.5, layout=True)
+    direction: reactive[Direction] = reactive("horizontal")
+    fraction = reactive(0.5)
 
     def __init__(
         self,
@@ -63,6 +63,14 @@ class Split(Container):
 
     def watch_direction(self, direction: Direction) -> None:
         self.divider.set_class(direction == "vertical", "-vertical")
+        self._lay_out()
+
+    def watch_fraction(self) -> None:
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Only a child that wants another layout makes Textual forget where the children are."""
+        self.divider.refresh(layout=True)
 
     @property
     def thickness(self) -> int:

@@ -22,7 +22,7 @@ from ..step_bar import bar_parts, fill_places
 from .line_view import LineView
 
 NUMBER, TOKENS, DURATION, WAITING = 7, 6, 9, 9  # cells, a space before included
-REASON = 22
+LEAST_REASON, MOST_REASON = 18, 36
 LEAST_BAR = 12
 
 
@@ -234,11 +234,14 @@ class StepList(LineView):
     def _widths(self) -> tuple[int, int, int, int]:
         """Cells of the bar, the duration, the waiting count and its reason; columns go where the bar gets too short."""
         left = self.room - NUMBER - 3 - TOKENS - 1
-        columns = []
-        for width, least in ((DURATION, LEAST_BAR), (WAITING, 2 * LEAST_BAR), (REASON, 3 * LEAST_BAR)):
-            columns.append(width if left - width >= least else 0)
-            left -= columns[-1]
-        return max(left, 1), columns[0], columns[1], columns[2]
+        duration = DURATION if left - DURATION >= LEAST_BAR else 0
+        left -= duration
+        waiting = WAITING if left - WAITING >= 2 * LEAST_BAR else 0
+        left -= waiting
+        reason = min(left - 3 * LEAST_BAR, MOST_REASON)
+        if reason < LEAST_REASON:
+            reason = 0
+        return max(left - reason, 1), duration, waiting, reason
 
     def line(self, y: int) -> Strip:
         step = self._steps[y]
