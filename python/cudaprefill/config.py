@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from cudaprefill.presets import PRESETS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCK_SIZES = (16, 32, 64)
@@ -34,6 +38,7 @@ class EngineConfig:
     Raises ValueError naming the setting, its value and what is allowed.
     """
 
+    preset: str | None = None  # "rag", "code" or "chat": for settings below that are left open, see presets.py
     model: str | os.PathLike[str] | None = None  # Hugging Face folder or GGUF file; None: the packaged default model
     dtype: str = "auto"  # of weights and activations
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU where there is one
@@ -59,6 +64,8 @@ class EngineConfig:
             raise ValueError(f"model must be a path, got {self.model!r}")
         if not isinstance(self.trace, (str, os.PathLike, type(None))):
             raise ValueError(f"trace must be a path, got {self.trace!r}")
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         for name in ("dtype", "kv_cache_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {getattr(self, name)!r}")
@@ -130,3 +137,17 @@ def format_bytes(count: float) -> str:
     prefixes = "KMGT"
     power = min(int(math.log(count, 1024)), len(prefixes))
     return f"{count / 1024**power:.1f} {prefixes[power - 1]}iB"
+
+
+def flags_of(settings: Mapping[str, Any]) -> str:
+    """--max-num-batched-tokens 512 --no-enable-prefix-caching"""
+    flags = []
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
+    return " ".join(flags)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cudaprefill.cli.main import main
+from cudaprefill.config import flags_of
 from cudaprefill.tune.advise import Promise, advise
 from cudaprefill.tune.figures import Figures
-from cudaprefill.tune.report import Row, as_json, flags_of, picture, table
+from cudaprefill.tune.report import Row, as_json, picture, table
 from cudaprefill.tune.sweep import Experiment, combinations
 from tests.tune.test_replay import CONFIG, Machine, record
 from tests.tune.test_workload import SyntheticTraffic

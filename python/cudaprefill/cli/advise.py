@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from cudaprefill.cli.progress import Progress
+from cudaprefill.config import flags_of
 from cudaprefill.tune.advise import Advice, Promise, advise
-from cudaprefill.tune.report import Row, as_json, flags_of, table
+from cudaprefill.tune.report import Row, as_json, table
 from cudaprefill.tune.sweep import Experiment
 
 

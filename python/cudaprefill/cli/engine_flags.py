@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from cudaprefill.config import BLOCK_SIZES, DTYPES, EngineConfig, parse_bytes, parse_count
+from cudaprefill.config import BLOCK_SIZES, DTYPES, EngineConfig, flags_of, parse_bytes, parse_count
+from cudaprefill.presets import PRESETS, preset_settings
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
+    add(
+        "--preset",
+        choices=PRESETS,
+        help="settings for long shared texts, for long prompts, or for many readers; flags given beside it win",
+    )
     add(
         "--model", metavar="PATH", help="Hugging Face folder or GGUF file (default: the packaged SmolLM2-135M-Instruct)"
     )
@@ -65,6 +71,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add("--trace-files", type=count, default=4, metavar="N", help="how many are kept (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: all cores of this process)")
+
+
+def preset_line(config: EngineConfig, device: str) -> str | None:
+    """What the preset stands for, for a person; None without one."""
+    if config.preset is None:
+        return None
+    return f"--preset {config.preset} stands for {flags_of(preset_settings(config.preset, device))}"
 
 
 def engine_config(flags: argparse.Namespace) -> EngineConfig:

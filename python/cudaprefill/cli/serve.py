@@ -8,7 +8,7 @@ import os
 import sys
 from dataclasses import fields
 
-from cudaprefill.cli.engine_flags import engine_config
+from cudaprefill.cli.engine_flags import engine_config, preset_line
 from cudaprefill.cli.progress import Progress
 from cudaprefill.config import EngineConfig
 from cudaprefill.server.config import ServerConfig
@@ -51,6 +51,8 @@ def _serve(config: ServerConfig, engine: EngineConfig, exit_with_stdin: bool) ->
     def build() -> EngineParts:
         with Progress("loading the model") as progress:
             parts = build_engine(engine, progress)
+        if line := preset_line(engine, parts.info.device):
+            print(f"cudaprefill: {line}", file=sys.stderr)
         print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)
         return parts
 

@@ -27,6 +27,7 @@ from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import default_model_path, load_model, read_model_config
 from cudaprefill.models.weights import expected_tensors
 from cudaprefill.observe.trace import TraceHeader, TraceWriter
+from cudaprefill.presets import with_preset
 from cudaprefill.text.tokenizer import Tokenizer
 
 # The largest step decides how long a running stream may stall, and a CPU computes a few hundred tokens in the time a
@@ -104,6 +105,7 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
     if max_model_len > model_config.max_model_len:
         raise ValueError(f"max_model_len is {max_model_len}, but the model was made for {model_config.max_model_len}")
     device = resolve_device(config.device)
+    config = with_preset(config, device.type)
     budget = config.max_num_batched_tokens or TOKEN_BUDGET[device.type]
     max_num_seqs = config.max_num_seqs or min(MAX_NUM_SEQS, budget)
     scheduler_config = SchedulerConfig(

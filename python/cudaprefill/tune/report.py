@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from cudaprefill.config import flags_of
 from cudaprefill.tune.figures import Figures
 
 Settings = dict[str, Any]  # by SchedulerConfig's names
@@ -23,20 +24,6 @@ class Row:
     @property
     def name(self) -> str:
         return self.label or flags_of(self.settings) or "as recorded"
-
-
-def flags_of(settings: Settings) -> str:
-    """--max-num-batched-tokens 512 --no-enable-prefix-caching"""
-    flags = []
-    for name, value in settings.items():
-        flag = "--" + name.replace("_", "-")
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            flags.append(flag if value else flag.replace("--", "--no-", 1))
-        else:
-            flags.append(f"{flag} {value:g}" if isinstance(value, float) else f"{flag} {value}")
-    return " ".join(flags)
 
 
 def table(rows: Sequence[Row]) -> str:
