@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from cudaprefill.cli.main import main
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, events
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,17 @@ def test_the_parts_add_up_to_the_ttft(answered: Answered) -> None:
     until_first_token = [part["duration"] for part in account["parts"] if part["kind"] not in ("delivering", "sending")]
     assert sum(until_first_token) == pytest.approx(account["ttft"], abs=1e-9)
     assert [part["num_tokens"] for part in account["parts"] if part["kind"] == "chunk"] == [32, 32, 32, 5]
+
+
+def test_a_streamed_answer_has_a_part_for_the_way_to_the_client(answered: Answered) -> None:
+    server, _ = answered
+    body = {"model": "letters", "prompt": [8] * 20, "max_tokens": 8, "stream": True}
+    with server.client() as client:
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            (request_id,) = {event["id"] for event in events(answer)}
+        account = client.get(f"/v1/requests/{request_id}/explain").raise_for_status().json()
+    assert [part["kind"] for part in account["parts"]][-2:] == ["delivering", "sending"]
+    assert account["total"] > account["ttft"]
 
 
 def test_the_text_tells_of_the_prefix_cache_and_of_late_tokens(answered: Answered) -> None:

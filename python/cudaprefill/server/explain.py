@@ -36,6 +36,7 @@ class Explanations:
     def __init__(self, state: ServerState) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         state.on_engine(self._on_engine)
+        state.on_first_sent = lambda request_id: self.log.record_sent(request_id, time.monotonic())
 
     def _on_engine(self, engine: AsyncEngine) -> None:
         info = engine.info

@@ -21,6 +21,7 @@ class Generation:
     def __init__(self, state: ServerState, streams: Sequence[AsyncRequestStream]) -> None:
         self._state = state
         self._streams = streams
+        self._sent: set[int] = set()  # prompts whose first delta was written to the client
 
     @classmethod
     async def submit(cls, state: ServerState, submissions: Sequence[Submission]) -> Generation:
@@ -81,10 +82,18 @@ class Generation:
             async for delta in self._streams[0].merged(limit):
                 self._state.raise_for_abort(delta.finish_reason)
                 yield 0, delta
+                self._taken(0)
             return
         async for place, delta in _interleave(self._streams, limit):
             self._state.raise_for_abort(delta.finish_reason)
             yield place, delta
+            self._taken(place)
+
+    def _taken(self, place: int) -> None:
+        """Whoever takes deltas has written one when it asks for the next: then a prompt's first one was sent."""
+        if place not in self._sent:
+            self._sent.add(place)
+            self._state.on_first_sent(self._streams[place].output.request_id)
 
 
 async def _chain(first: PromptDelta, rest: AsyncIterator[PromptDelta]) -> AsyncIterator[PromptDelta]:

@@ -36,6 +36,7 @@ class ServerState:
     in_flight: requests that are being answered.
     hurry: those in flight get no more time.
     died: set when the engine has died and is not to come back.
+    on_first_sent: is told the id of a request when its first token was written to its client.
     """
 
     def __init__(self, config: ServerConfig, build: Callable[[], EngineParts]) -> None:
@@ -49,6 +50,7 @@ class ServerState:
         self.in_flight = 0
         self.hurry = False
         self.died = asyncio.Event()
+        self.on_first_sent: Callable[[str], None] = lambda request_id: None
         self._build = build
         self._engine: AsyncEngine | None = None
         self._abort_error: ApiError | None = None
