@@ -12,7 +12,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import cudaprefill
+from cudaprefill.protocol.responses import ResponseCreate
 from cudaprefill.server.endpoint import REQUEST_MODELS
+from cudaprefill.server.responses.http import create_response
 
 SCHEMAS = "#/components/schemas/"
 PUBLIC_METHODS = ("GET", "POST", "DELETE")
@@ -64,7 +66,7 @@ def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in route.param_convertors
         ]
-    model = REQUEST_MODELS.get(route.endpoint)
+    model = ResponseCreate if route.endpoint is create_response else REQUEST_MODELS.get(route.endpoint)
     if model is not None:
         operation["requestBody"] = {"required": True, "content": _json(_reference(model, schemas))}
     return operation
