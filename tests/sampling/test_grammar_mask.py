@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cudaprefill.engine.penalties import bits_on_device, bits_on_host
 from cudaprefill.engine.sampler import Sampler
 from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.sampling_params import SamplingParams
@@ -73,6 +74,14 @@ def test_the_choice_is_that_of_logits_masked_beforehand(seed: int, allowed: list
     assert not output.errors
     assert all(token_id in allowed[row] for row, token_id in enumerate(output.token_ids))
     assert output.token_ids == Sampler().sample(masked, [(row, state(row)) for row in rows]).token_ids
+
+
+@given(st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_bits_are_the_same_wherever_they_are_unpacked(words: list[list[int]]) -> None:
+    array = np.array(words, np.int32)
+    expected = [[word >> bit & 1 for word in row for bit in range(32)] for row in words]
+    assert bits_on_host(array).tolist() == expected
+    assert bits_on_device(array, torch.device("cpu")).tolist() == expected
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))

@@ -77,11 +77,24 @@ def _mask_by_grammar(logits: Tensor, states: Sequence[SamplingState]) -> None:
     if not guided:
         return
     words = np.stack([matcher.allowed(state.output_token_ids) for _, matcher, state in guided])
-    rows = device_tensor([row for row, _, _ in guided], torch.int64, logits.device)
-    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
-    bits = device_tensor(words, torch.int32, logits.device)[:, :, None] >> shifts
-    forbidden = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
-    logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+    bits = bits_on_host(words) if logits.device.type == "cpu" else bits_on_device(words, logits.device)
+    forbidden = bits[:, : logits.shape[1]] == 0
+    if len(guided) == len(states):
+        logits.masked_fill_(forbidden, -torch.inf)
+    else:
+        rows = device_tensor([row for row, _, _ in guided], torch.int64, logits.device)
+        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
+
+def bits_on_host(words: npt.NDArray[np.int32]) -> Tensor:
+    """[R, W] -> [R, 32 W]: the bits of each word, the lowest first."""
+    return torch.from_numpy(np.unpackbits(words.view(np.uint8), axis=1, bitorder="little"))
+
+
+def bits_on_device(words: npt.NDArray[np.int32], device: torch.device) -> Tensor:
+    """The same, unpacked on the device, to which only the words travel."""
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    return (device_tensor(words, torch.int32, device)[:, :, None] >> shifts & 1).flatten(1)
 
 
 def _mask_stop_tokens(logits: Tensor, states: Sequence[SamplingState]) -> None:
