@@ -59,7 +59,7 @@ class SyntheticEngine:
             num_parameters=134_515_008,
             dtype="float32",
             device="cpu",
-            kernels="cpu/avx512",
+            kernels="avx512",
             threads=2,
             max_model_len=8192,
             block_size=16,

@@ -39,3 +39,15 @@ def join_fitting(parts: list[str], width: int, separator: str = " · ") -> str:
 def percent(share: float | None) -> str:
     """Four cells: ` 61%`; a dash for what is not known."""
     return "   -" if share is None else f"{share:4.0%}"
+
+
+def wrap_words(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells, but for words that are longer."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if cell_len(longer) > width and lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines

@@ -100,4 +100,4 @@ def _bin(latency: float) -> int:
 
 
 def _middle(bin: int) -> float:
-    return SMALLEST * RATIO ** (bin + 0.5)
+    return SMALLEST * math.exp((bin + 0.5) / _PER_LOG)

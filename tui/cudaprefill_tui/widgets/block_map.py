@@ -121,7 +121,7 @@ class BlockMap(LineView):
         digits = len(str(max(self.num_blocks - 1, 0)))
         self._gutter = digits + 2 if width >= 32 + digits + 2 else 0
         room = max(width - self._gutter, 1)
-        self.columns = room // 16 * 16 or room // 8 * 8 or room
+        self.columns = (room // 16 * 16 if room >= 64 else room // 8 * 8) or room
         self.resize_lines()
         self.redraw()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
+
+from ..cells import wrap_words
 
 
 class DiffedLines(Widget):
@@ -56,6 +59,15 @@ class DiffedLines(Widget):
         if style is None:
             style = self._parts[name] = self.get_component_rich_style(name)
         return style
+
+    def message_line(self, message: str, y: int) -> Strip:
+        """Line `y` of a widget that has nothing to show but a message, in its middle."""
+        width, height = self.size
+        lines = wrap_words(message, width - 2)
+        place = y - max(0, (height - len(lines)) // 2)
+        if not 0 <= place < len(lines):
+            return Strip.blank(width)
+        return Strip([Segment(lines[place].center(width), Style(dim=True))])
 
     def _finish(self, strip: Strip, base: Style) -> Strip:
         return strip.adjust_cell_length(self.size.width).apply_style(base)

@@ -168,8 +168,8 @@ class EnginePane(Pane):
                 f"{preset.purpose}\n{flags(preset.settings(engine))}"
             )
         facts = (
-            f"{engine.model} · {engine.num_parameters / 1e6:.0f} M parameters · {engine.dtype} · {engine.kernels}"
-            f" · {engine.threads} threads · {engine.num_blocks} blocks of {engine.block_size} slots"
+            f"{engine.model} · {engine.num_parameters / 1e6:.0f} M parameters · {engine.dtype}"
+            f" · {engine.device}/{engine.kernels} · {engine.threads} threads · {engine.num_blocks} blocks of {engine.block_size} slots"
             f" · at most {engine.max_num_seqs} requests of {engine.max_model_len} tokens"
         )
         self.query_one("#engine-facts", Static).update(Content(one_line(facts)))

@@ -12,7 +12,6 @@ from textual.strip import Strip
 
 from cudaprefill.client.engine_view import EngineView
 
-from ..cells import fit
 from ..glyphs import UNICODE, Glyphs
 from .diffed_lines import DiffedLines
 from .latency_lines import LatencyLines
@@ -41,6 +40,9 @@ class LatencyPane(Pane):
     def compose(self) -> ComposeResult:
         yield self.figures
 
+    def on_mount(self) -> None:
+        self.app.theme_changed_signal.subscribe(self, lambda _: self.call_after_refresh(self._draw))
+
     def update_view(self, view: EngineView) -> None:
         now = view.now()
         soon = view is self._view and 0 <= now - self._drawn_at < DRAW_SECONDS
@@ -66,12 +68,10 @@ class LatencyPane(Pane):
             return
         now = self._drawn_at = view.now()
         if not view.steps and view.ttft.counts(now, self.window).total == 0:
-            lines = [[Segment(fit("", max((size.width - len(EMPTY)) // 2, 0)) + EMPTY, self.figures.style("label"))]]
-            lines = [[]] * (max(size.height - 1, 0) // 2) + lines
+            self.figures.show([])
         else:
             drawing = LatencyLines(view, now, self.window, self.of_ttft, self.glyphs, self.figures.style)
-            lines = drawing.lines(size.width, size.height)
-        self.figures.show(lines)
+            self.figures.show(drawing.lines(size.width, size.height))
 
 
 class LatencyFigures(DiffedLines, can_focus=True):
@@ -109,4 +109,6 @@ class LatencyFigures(DiffedLines, can_focus=True):
         self.redraw()
 
     def visible_line(self, y: int) -> Strip:
+        if not self._strips:
+            return self.message_line(EMPTY, y)
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)

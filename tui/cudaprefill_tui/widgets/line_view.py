@@ -68,16 +68,8 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
     def visible_line(self, y: int) -> Strip:
         place = y + self.scroll_offset.y
         if self.num_lines == 0:
-            return self._message_line(y)
+            return self.message_line(self.message, y)
         return self.line(place) if place < self.num_lines else Strip.blank(self.size.width)
-
-    def _message_line(self, y: int) -> Strip:
-        lines = _wrap(self.message, self.size.width - 2)
-        top = max(0, (self.size.height - len(lines)) // 2)
-        if not top <= y < top + len(lines):
-            return Strip.blank(self.size.width)
-        text = lines[y - top]
-        return Strip([Segment(text.center(self.size.width), Style(dim=True))])
 
     def redraw_lines(self, lines: Iterable[int]) -> None:
         """Redraws what differs in those of the lines that can be seen."""
@@ -125,14 +117,3 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
             self.scroll_to_line(row)
         elif row >= top + height:
             self.scroll_to_line(row - height + 1)
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if len(longer) > width and lines[-1]:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines

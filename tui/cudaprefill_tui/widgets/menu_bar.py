@@ -212,11 +212,9 @@ class MenuBar(Widget, can_focus=True):
             segments += _label_segments(f" {menu.label} ", chosen if index == self.opened else base)
         room = self.size.width - self._starts()[-1] - 1
         if self._status and room > 8:
-            segments.append(Segment(fit(self._status, room, "right") + " ", self._part("menu-bar--status")))
+            status = fit(_last_parts(self._status, room), room, "right")
+            segments.append(Segment(f"{status} ", self.get_component_rich_style("menu-bar--status")))
         return Strip(segments).adjust_cell_length(self.size.width, base)
-
-    def _part(self, name: str) -> Style:
-        return self.get_component_rich_style(name)
 
 
 class _DropDown(Widget):
@@ -328,6 +326,14 @@ class _DropDown(Widget):
             Segment(f"{fit(key_hint(item.key), self._keys, 'right')} ", key_style),
         ]
         return Strip(segments).adjust_cell_length(width, base)
+
+
+def _last_parts(status: str, room: int) -> str:
+    """Without as many of its first parts as do not fit: whether the engine is there comes last."""
+    parts = status.split(" · ")
+    while len(parts) > 1 and cell_len(" · ".join(parts)) > room:
+        parts.pop(0)
+    return " · ".join(parts)
 
 
 def plain(label: str) -> str:
