@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 
@@ -51,6 +52,17 @@ def test_an_announced_length_that_is_too_large_is_refused_before_anything_is_sen
         )
         assert connection.recv(65536).startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
         connection.close()
+
+
+@pytest.mark.parametrize("piece", [b"X-Filler: " + b"x" * 1000 + b"\r\n", b"x" * 1000])
+def test_headers_without_end_are_cut_off(server: RunningServer, piece: bytes) -> None:
+    connection = server.connect()
+    connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100_000):
+            connection.sendall(piece)
+        pytest.fail("the server takes 100 MB of headers")
+    connection.close()
 
 
 def test_the_limit_is_configurable() -> None:

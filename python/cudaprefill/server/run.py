@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cudaprefill.engine.factory import EngineParts
 from cudaprefill.server.app import create_app
@@ -23,6 +24,9 @@ from cudaprefill.server.state import ServerState
 SWITCH_INTERVAL = 0.0005  # seconds
 # Connections whose clients do not read get so long to take what is left for them, before they are cut off.
 CLOSE_SECONDS = 2
+# Longer than clients keep idle connections, so that none sends a request into one that is just being closed.
+KEEP_ALIVE_SECONDS = 75
+MAX_HEAD_SIZE = 64 * 1024  # bytes of a request's line and headers
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +34,9 @@ logger = logging.getLogger(__name__)
 def bound_socket(host: str, port: int) -> socket.socket:
     """A TCP socket bound to an address. Raises OSError saying which address cannot be had, and why."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        # Of the two addresses of localhost, the one that clients try first or fall back on.
+        family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -72,6 +78,7 @@ def serve(
     try:
         return loop.run_until_complete(main())
     finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
 
@@ -82,7 +89,7 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
         server = _Server(
             uvicorn.Config(
                 create_app(state),
-                http="httptools",
+                http=_BoundedHeadProtocol,
                 ws="websockets-sansio",
                 ws_max_size=state.config.max_websocket_message_size,
                 ws_per_message_deflate=False,  # tokens are short, and deflating each costs more than it saves
@@ -90,6 +97,8 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
                 log_config=None,
                 access_log=state.config.access_log,
                 server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
@@ -106,6 +115,28 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
     finally:
         await state.close()
     return 1 if state.died.is_set() else 0
+
+
+class _BoundedHeadProtocol(HttpToolsProtocol):
+    """Does not collect headers without end."""
+
+    _in_head = False
+    _head_size = 0
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_size = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head and not self.transport.is_closing():
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD_SIZE:
+                self.send_400_response(f"The head of the request is longer than {MAX_HEAD_SIZE} bytes.")
 
 
 class _Server(uvicorn.Server):

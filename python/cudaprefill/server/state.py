@@ -126,7 +126,8 @@ class ServerState:
         await self._until_idle(timeout)
         if not self.in_flight:
             return
-        logger.warning("aborting %d requests that are not done after %g s", self.in_flight, timeout)
+        if not self.died.is_set():
+            logger.warning("aborting %d requests that are not done after %g s", self.in_flight, timeout)
         self._abort_error = ApiError(503, "aborted: the server is shutting down", code="shutting_down")
         give_up = time.monotonic() + ABORT_SECONDS
         while self.in_flight and time.monotonic() < give_up:
