@@ -30,7 +30,7 @@ class Request:
     """A prompt and what came of it. Compared and hashed by identity.
 
     extra_keys: what keeps equal token ids apart in the prefix index, tagged by kind:
-        ("cache_salt", b"x"), ("adapter", b"<hash>").
+        ("cache_salt", b"x"), ("adapter", b"<hash>"), ("prompt_logprobs", <random bytes, so that there are no hits>).
     priority: lower values leave the waiting queue first; among equals the earlier arrival does.
     siblings: the other completions of the same prompt (n > 1). They are forked from this request, copy-on-write, when
         its prefill ends, and are requests of their own from then on.
