@@ -7,7 +7,7 @@ from textual.pilot import Pilot
 
 from cudaprefill.client.engine_view import EVICTED_SECONDS, EngineView
 from cudaprefill.protocol.telemetry import TelemetryUpdate
-from cudaprefill_tui.colours import request_style
+from cudaprefill_tui.colours import palette_of, request_style
 from cudaprefill_tui.glyphs import ASCII, UNICODE
 from cudaprefill_tui.messages import BlockClicked, OwnersWanted, RequestHovered
 from cudaprefill_tui.widgets.block_map import BlockMap
@@ -215,7 +215,7 @@ def test_colours_by_request_need_owners_and_stay_the_same() -> None:
         pane.map.focus()
         await pilot.press("end", "o")
         assert app.take(OwnersWanted) == [OwnersWanted(True)]
-        assert pane.map._style_of(block, request_style(999, True)) is request_style(number, True)
+        assert pane.map._style_of(block, request_style(999, palette_of(app))) is request_style(number, palette_of(app))
         assert "colours by state" in pane.query("Legend").first().render().plain  # type: ignore[attr-defined]
         await pilot.press("o")
         assert app.take(OwnersWanted) == [OwnersWanted(False)]

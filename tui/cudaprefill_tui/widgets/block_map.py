@@ -160,9 +160,9 @@ class BlockMap(LineView):
     def _style_of(self, block: int, by_state: Style) -> Style:
         lit = block in self._lit
         if lit and self.highlighted is not None:
-            return request_style(self.highlighted, self.dark, True)
+            return request_style(self.highlighted, self.palette, True)
         owners = self._view.blocks.owners_of(block) if self.by_request and self._view is not None else ()
-        return request_style(owners[0], self.dark) if owners else by_state
+        return request_style(owners[0], self.palette) if owners else by_state
 
     # --- Keys and pointer ---
 

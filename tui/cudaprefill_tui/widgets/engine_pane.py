@@ -169,7 +169,8 @@ class EnginePane(Pane):
             )
         facts = (
             f"{engine.model} · {engine.num_parameters / 1e6:.0f} M parameters · {engine.dtype}"
-            f" · {engine.device}/{engine.kernels} · {engine.threads} threads · {engine.num_blocks} blocks of {engine.block_size} slots"
+            f" · {engine.device}/{engine.kernels} · {engine.threads} threads"
+            f" · {engine.num_blocks} blocks of {engine.block_size} slots"
             f" · at most {engine.max_num_seqs} requests of {engine.max_model_len} tokens"
         )
         self.query_one("#engine-facts", Static).update(Content(one_line(facts)))

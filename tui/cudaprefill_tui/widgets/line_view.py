@@ -10,6 +10,7 @@ from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from ..colours import Palette, palette_of
 from ..glyphs import UNICODE, Glyphs
 from .diffed_lines import DiffedLines
 
@@ -55,8 +56,8 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
         raise NotImplementedError
 
     @property
-    def dark(self) -> bool:
-        return bool(self.app.current_theme.dark)
+    def palette(self) -> Palette:
+        return palette_of(self.app)
 
     def over(self, strip: Strip, name: str) -> Strip:
         """The strip with the background and the weight of a component class: for the row of a cursor."""

@@ -305,7 +305,7 @@ class RequestTable(LineView):
                 segments += self._progress(record, view, width)
             elif column is NUMBER:
                 text = fit(f"r{record.number}", width - 1, "right")
-                segments.append(Segment(f" {text}", request_style(record.number, self.dark)))
+                segments.append(Segment(f" {text}", request_style(record.number, self.palette)))
             elif column.text is not None:
                 segments.append(Segment(f" {fit(column.text(record, view), width - 1, column.align)}", base))
         strip = Strip(segments).adjust_cell_length(self.room)
@@ -327,7 +327,7 @@ class RequestTable(LineView):
         shares = share_cells(amounts, max(target, sum(amounts)), cells)
         colour = self.part("request-table--finished")
         if record.state != "finished":
-            colour = request_style(record.number, self.dark)
+            colour = request_style(record.number, self.palette)
         segments = [
             Segment(f" {glyphs.left_edge}", rest),
             Segment(glyphs.hit * shares[0], self.part("request-table--hit")),

@@ -291,11 +291,13 @@ class StepList(LineView):
             if part.kind == "decode":
                 style = self.part("step-list--decode")
                 if lit is not None and lit in step.decodes:
-                    style = request_style(lit, self.dark, True)
+                    style = request_style(lit, self.palette, True)
                 segments.append(Segment(self.glyphs.decode * part.cells, style))
             elif part.kind == "chunk":
                 fill = self.glyphs.fills[next(places)]
-                segments.append(Segment(fill * part.cells, request_style(part.number, self.dark, part.number == lit)))
+                segments.append(
+                    Segment(fill * part.cells, request_style(part.number, self.palette, part.number == lit))
+                )
             else:
                 segments.append(Segment(self.glyphs.unused * part.cells, self.part("step-list--unused")))
         return segments
