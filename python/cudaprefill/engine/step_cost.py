@@ -58,7 +58,8 @@ class StepCost:
 
     The coefficients are taken for a random walk, which is least squares with a memory that fades only in the directions
     in which something new is seen: after an hour of decodes the cost of a chunk is still known. Errors count relative
-    to the duration. A step that lasts much longer or shorter than expected is passed over; three in a row reopen all.
+    to the duration. Nothing is learned from a step that lasts much longer or shorter than expected, but that the next
+    ones may be off as well; three in a row reopen all.
     (R. E. Kalman, A New Approach to Linear Filtering and Prediction Problems, 1960.)
     """
 
@@ -120,6 +121,8 @@ class StepCost:
         noise = (self._deviation * max(min(seconds, expected), 0.1 * seconds)) ** 2
         spread = [_dot(row, features) for row in covariance]
         variance = _dot(spread, features) + noise
+        off = min(abs(error) / max(seconds, expected), _MAX_DEVIATION)
+        self._deviation = max(self._deviation + _RATE * (off - self._deviation), _MIN_DEVIATION)
         if error * error > _OUTLIER**2 * variance:
             self._num_outliers += 1
             if self._num_outliers < _OUTLIERS_THAT_ARE_A_CHANGE:
@@ -135,8 +138,6 @@ class StepCost:
             for k in range(_NUM_FEATURES):
                 covariance[j][k] -= gain * spread[k]
         self._project()
-        off = min(abs(error) / max(seconds, expected), _MAX_DEVIATION)
-        self._deviation = max(self._deviation + _RATE * (off - self._deviation), _MIN_DEVIATION)
 
     def _project(self) -> None:
         """Moves to where no coefficient is negative, along what the steps so far left open."""
