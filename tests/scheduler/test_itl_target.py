@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from cudaprefill.engine.chunk_room import LEAST_CHUNK_TOKENS
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.schedule import Schedule
-from cudaprefill.engine.step_cost import LEAST_CHUNK_TOKENS, StepWork
+from cudaprefill.engine.step_cost import StepWork
 from tests.scheduler.driver import Driver
 from tests.scheduler.synthetic_machine import SyntheticMachine, fast_machine, slow_machine
 

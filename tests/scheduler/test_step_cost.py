@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudaprefill.engine.step_cost import LEAST_CHUNK_TOKENS, ChunkRoom, StepCost, StepWork, chunk_pairs
+from cudaprefill.engine.chunk_room import LEAST_CHUNK_TOKENS, ChunkRoom
+from cudaprefill.engine.step_cost import StepCost, StepWork, chunk_pairs
 from tests.scheduler.synthetic_machine import SyntheticMachine, fast_machine, slow_machine
 
 MACHINES = [slow_machine, fast_machine]

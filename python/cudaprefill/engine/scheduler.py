@@ -11,11 +11,12 @@ import numpy as np
 
 from cudaprefill import _core
 from cudaprefill.config import check_count, check_itl_target
+from cudaprefill.engine.chunk_room import ChunkRoom
 from cudaprefill.engine.request import FinishReason, Request, RequestState
 from cudaprefill.engine.request_queue import RequestQueue, RequestRows
 from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
 from cudaprefill.engine.scheduler_config import SchedulerConfig
-from cudaprefill.engine.step_cost import ChunkRoom, StepCost, StepWork, chunk_pairs
+from cudaprefill.engine.step_cost import StepCost, StepWork, chunk_pairs
 from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals
