@@ -1,9 +1,13 @@
 """How far the bytes on the socket are behind the engine: many streams of one server, read by another process.
 
     python benchmarks/streams.py
+    python benchmarks/streams.py --streams 1 --large-prompts 4
 
 For every token: the time from its step's hand-over, in the engine's thread, to the moment at which the client's read
-returned its event. The server runs in this process as `cudaprefill serve` runs it; both processes read one clock.
+returned its event. With --large-prompts yet another process posts prompts of 1 MB of text, all at once, which are
+tokenized and refused: the gaps between the tokens of a stream should hardly show it.
+
+The server runs in this process as `cudaprefill serve` runs it; the processes read one clock.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from cudaprefill.server import run
 from cudaprefill.server.config import ServerConfig
 from cudaprefill.server.state import ServerState
 
+LARGE_PROMPT = 1_000_000  # characters
 WARM_UP = 8  # events of each stream that are not counted: prefills and first look-ups
 
 
@@ -95,6 +100,19 @@ def _token_times(received: bytes, reads: list[tuple[float, int]]) -> tuple[str, 
     return request_id, times
 
 
+def post_large_prompts(port: int, num_prompts: int) -> None:
+    """Another client: all prompts at once, until each was refused as too long."""
+    text = " ".join(f"{number} bottles of beer on the wall" for number in range(50_000))[:LARGE_PROMPT]
+    body = json.dumps({"prompt": text}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_prompts)]
+    for connection in connections:
+        connection.sendall(head.encode() + body)
+    for connection in connections:
+        answer = connection.recv(1 << 16)
+        assert answer.startswith(b"HTTP/1.1 400"), answer
+
+
 async def measure(args: argparse.Namespace) -> None:
     sys.setswitchinterval(args.switch_interval)
     config = EngineConfig(model=args.model, threads=args.threads, max_num_seqs=args.streams)
@@ -105,10 +123,13 @@ async def measure(args: argparse.Namespace) -> None:
     await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
     port = ready.result().rpartition(":")[2]
     hand_overs = HandOvers(state)
-    client = await asyncio.create_subprocess_exec(
-        *(sys.executable, __file__, "--client", port, "--streams", str(args.streams), "--tokens", str(args.tokens)),
-        stdout=asyncio.subprocess.PIPE,
-    )
+    this = (sys.executable, __file__, "--port", port, "--streams", str(args.streams), "--tokens", str(args.tokens))
+    client = await asyncio.create_subprocess_exec(*this, stdout=asyncio.subprocess.PIPE)
+    if args.large_prompts:
+        while len(hand_overs.steps) < 2 * WARM_UP:
+            await asyncio.sleep(0.01)
+        other = await asyncio.create_subprocess_exec(*this, "--large-prompts", str(args.large_prompts))
+        await other.wait()
     output, _ = await client.communicate()
     stop.set()
     await serving
@@ -116,17 +137,20 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 def report(hand_overs: HandOvers, read: dict[str, list[float]]) -> None:
-    lags = []
+    lags, gaps = [], []
     for request_id, times in read.items():
         made = hand_overs.times[request_id]
         assert len(made) == len(times), f"{request_id}: {len(made)} tokens were made, {len(times)} were read"
         lags += [1e3 * (there - here) for here, there in zip(made[WARM_UP:], times[WARM_UP:], strict=True)]
-    steps = 1e3 * np.diff(hand_overs.steps)
-    median, p99 = np.quantile(lags, (0.5, 0.99))
-    print(
-        f"{len(read)} streams, {len(lags)} tokens: from the engine to the client's read median {median:.2f} ms, "
-        f"p99 {p99:.2f} ms, max {max(lags):.2f} ms; step median {np.median(steps):.2f} ms"
-    )
+        gaps += [*1e3 * np.diff(times[WARM_UP:])]
+    print(f"{len(read)} streams, {len(lags)} tokens after the first {WARM_UP} of each; median, p99 and maximum in ms")
+    for what, values in {
+        "from the engine to the client's read": lags,
+        "between two tokens, at the client": gaps,
+        "between two steps, in the engine": 1e3 * np.diff(hand_overs.steps[WARM_UP:]),
+    }.items():
+        median, p99 = np.quantile(values, (0.5, 0.99))
+        print(f"{what:36} {median:8.2f} {p99:8.2f} {max(values):8.2f}")
 
 
 def main() -> None:
@@ -136,10 +160,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--threads", type=int, help="of the engine's kernels (default: all cores)")
     parser.add_argument("--switch-interval", type=float, default=run.SWITCH_INTERVAL, help="seconds, Python's")
-    parser.add_argument("--client", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--large-prompts", type=int, default=0, metavar="N", help="that another client posts")
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)  # in a client's process: where the server is
     args = parser.parse_args()
-    if args.client:
-        print(json.dumps(read_streams(args.client, args.streams, args.tokens)))
+    if args.port and args.large_prompts:
+        post_large_prompts(args.port, args.large_prompts)
+        return
+    if args.port:
+        print(json.dumps(read_streams(args.port, args.streams, args.tokens)))
         return
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     loop = loop_factory() if loop_factory else asyncio.new_event_loop()
