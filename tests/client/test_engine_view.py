@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from statistics import median
 
@@ -213,24 +214,33 @@ def test_a_watch_that_slept_long_says_that_all_blocks_may_have_changed() -> None
     assert watch.take().blocks is None
 
 
-def test_lost_steps_give_no_itl_but_tokens() -> None:
+def test_lost_steps_give_no_itl_and_records_make_up_for_their_tokens() -> None:
     engine, view = SyntheticEngine(), EngineView()
     view.apply(engine.snapshot())
-    number = engine.submit(4, 100)
+    number, other = engine.submit(4, 100), engine.submit(4, 100)
     for _ in range(5):
         engine.step()
     view.apply(engine.update())
+    watch = view.watch()
+    watch.take()
     before = view.itl.counts(view.time, 60).total
+    engine.abort(other)
     for _ in range(4):
         engine.step()
     lossy = engine.update()
     assert lossy.steps is not None
     del lossy.steps[:3]
     lossy.dropped_steps = 3
+    lossy.records = [copy.copy(engine.requests[number].record)]
     view.apply(lossy)
-    assert view.requests[number].output_tokens == engine.requests[number].record.output_tokens
+    assert view.requests[number] == engine.requests[number].record
     assert view.itl.counts(view.time, 60).total == before
     assert view.dropped_steps == 3
+    assert watch.take().requests >= {number, other}
+    engine.step()
+    view.apply(engine.update())
+    assert view.requests[number] == engine.requests[number].record
+    assert view.itl.counts(view.time, 60).total == before + 1
 
 
 def test_waste_and_hit_rate() -> None:

@@ -9,7 +9,7 @@ from textual.widgets import Input
 
 from cudaprefill.client.engine_view import EngineView
 from cudaprefill_tui.glyphs import UNICODE
-from cudaprefill_tui.messages import AbortWanted, ExplainWanted, RequestHovered, RequestSelected
+from cudaprefill_tui.messages import AbortWanted, ExplainWanted, RequestHovered, RequestSelected, StepWanted
 from cudaprefill_tui.widgets import request_columns
 from cudaprefill_tui.widgets.requests_pane import RequestsPane
 from tests.tui.pane_harness import Clock, PaneApp, busy_engine, play, text, title
@@ -139,6 +139,36 @@ def test_keys_choose_explain_and_abort_the_request_under_the_cursor() -> None:
         await pilot.press("end", "x", "w")
         assert app.take(AbortWanted) == []  # it has ended
         assert [m.number for m in app.take(ExplainWanted)] == [pane.table.numbers[-1]]
+
+    play(pane, scene)
+
+
+def test_a_key_asks_for_the_step_that_made_a_token_late() -> None:
+    engine, view = SyntheticEngine(), EngineView(clock=Clock())
+    view.apply(engine.snapshot())
+    pane = RequestsPane()
+
+    async def scene(app: PaneApp, pilot: Pilot[None]) -> None:
+        engine.submit(10, 30)
+        engine.step()
+        engine.step()
+        engine.submit(120, 2)
+        engine.step()  # the first request waits for a chunk of the second
+        late = engine.number
+        for _ in range(8):
+            engine.step()
+        engine.submit(10, 3)
+        view.apply(engine.update())
+        pane.update_view(view)
+        await pilot.pause()
+        pane.table.focus()
+        await pilot.press("l")
+        slowest = view.step_view(app.take(StepWanted)[0].number)
+        assert slowest is not None
+        assert slowest.record.number >= late
+        assert slowest.record.chunks
+        await pilot.press("down", "l")  # this one has not decoded yet
+        assert app.take(StepWanted) == []
 
     play(pane, scene)
 

@@ -51,6 +51,13 @@ class StepSelected(Message):
 
 
 @dataclass
+class StepWanted(Message):
+    """The step list shall show a step: the one that made a token late."""
+
+    number: int
+
+
+@dataclass
 class ExplainWanted(Message):
     """Why was this request slow?"""
 

@@ -11,6 +11,7 @@ from statistics import median
 from cudaprefill.client.block_states import BlockStates
 from cudaprefill.client.engine_history import EngineHistory
 from cudaprefill.client.latency_window import LatencyWindow
+from cudaprefill.client.view_changes import ChangeLog, Changes
 from cudaprefill.protocol.telemetry import (
     EngineDescription,
     EngineSettings,
@@ -26,7 +27,6 @@ MAX_STEPS = 5000
 MAX_FINISHED = 200
 EVICTED_SECONDS = 1.5  # how long a block counts as just evicted
 ITLS_OF_ONE = 256  # so many of a request's own ITLs make its median
-_BLOCK_LOG = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,6 @@ class StepView:
     @property
     def end(self) -> float:
         return self.record.start + self.record.duration
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What is new since a watch was last asked.
-
-    reset: everything; the rest then says nothing.
-    steps: how many of the newest steps are new; requests: numbers; blocks: those that look different, None for all.
-    """
-
-    reset: bool
-    steps: int
-    requests: frozenset[int]
-    blocks: frozenset[int] | None
-    settings: bool
 
 
 @dataclass(slots=True)
@@ -110,11 +95,7 @@ class EngineView:
         self._streams: dict[int, _Stream] = {}
         self._decodes: frozenset[int] = frozenset()
         self._decoding: list[_Stream] = []
-        self._version = 0
-        self._reset_version = 0
-        self._settings_version = 0
-        self._changed_requests: dict[int, int] = {}  # number -> version, the latest last
-        self._block_log: deque[tuple[int, list[int]]] = deque(maxlen=_BLOCK_LOG)
+        self._changes = ChangeLog()
 
     # --- What can be read ---
 
@@ -154,6 +135,11 @@ class EngineView:
             else:
                 high = middle
         return self.steps[low] if low < len(self.steps) and self.steps[low].record.number == number else None
+
+    def slowest_step_of(self, number: int) -> StepView | None:
+        """Of the steps in the history that gave the request a token by decoding, the one that took longest."""
+        decoded = (step for step in self.steps if number in step.decodes)
+        return max(decoded, key=lambda step: step.record.duration, default=None)
 
     @property
     def num_running(self) -> int:
@@ -198,8 +184,7 @@ class EngineView:
         self._received = self._clock()
 
     def _apply_snapshot(self, snapshot: TelemetrySnapshot) -> None:
-        self._version += 1
-        self._reset_version = self._version
+        self._changes.reset()
         goes_on = (
             snapshot.reason != "restarted"
             and snapshot.engine == self.engine
@@ -214,8 +199,6 @@ class EngineView:
         self._decodes, self._decoding = frozenset(), []
         self._take_requests(snapshot.requests or [])
         self.blocks.reset(snapshot.blocks, snapshot.owners)
-        self._changed_requests.clear()
-        self._block_log.clear()
         second = self.history.at(snapshot.time)
         second.used_blocks, second.waiting = snapshot.pool.used, self.num_waiting
 
@@ -243,18 +226,23 @@ class EngineView:
                 stream.prefill_target = before[record.number].prefill_target
 
     def _add(self, record: RequestRecord) -> _Stream:
-        stream = _Stream(record, record.output_tokens, record.last_token, record.prompt_tokens + record.output_tokens)
+        target = record.prompt_tokens + record.output_tokens
+        if record.state == "decoding":  # its prefill is over
+            target = record.computed_tokens or record.prompt_tokens
+        stream = _Stream(record, record.output_tokens, record.last_token, target)
         self.requests[record.number] = record
         self._streams[record.number] = stream
         return stream
 
     def _apply_update(self, update: TelemetryUpdate) -> None:
-        self._version += 1
+        self._changes.begin()
         # What happened in or after a step comes before what the step's tokens say; a request's last token, and its
         # end, are of one step, so its end must not take the token away.
         changes = deque(update.requests or ())
         if update.dropped_steps > 0:
-            self._skip_steps(update.dropped_steps, update.steps)
+            self.dropped_steps += update.dropped_steps
+            for stream in self._decoding:
+                stream.last_token = None  # when the tokens of the lost steps came is not known
         for step in update.steps or ():
             while changes and changes[0].step <= step.number:
                 self._change(changes.popleft())
@@ -262,17 +250,19 @@ class EngineView:
         for change in changes:
             self._change(change)
         if update.records is not None:  # counting tokens was short where steps were dropped
+            for number in self.requests:
+                self._changes.touch(number)
             self._take_requests(update.records)
             self._decoding = [self._streams[number] for number in sorted(self._decodes) if number in self._streams]
         if update.settings is not None:
             self.settings = update.settings
-            self._settings_version = self._version
+            self._changes.touch_settings()
         if update.pool is not None:
             self.pool = update.pool
             self.history.at(update.time).used_blocks = update.pool.used
         changed_blocks = self.blocks.apply(update.blocks or (), update.time)
         changed_blocks += self.blocks.apply_owners(update.owners or {})
-        self._log_blocks(changed_blocks)
+        self._changes.touch_blocks(changed_blocks)
 
     # --- Steps ---
 
@@ -293,7 +283,7 @@ class EngineView:
     def _count_tokens(self, end: float) -> None:
         """A token for every decode. Most have the same ITL, the time between two steps."""
         common, count = -1.0, 0
-        changed, version = self._changed_requests, self._version
+        touch = self._changes.touch
         for stream in self._decoding:
             record = stream.record
             if record.finished is not None and stream.tokens >= record.output_tokens:
@@ -312,20 +302,9 @@ class EngineView:
                     common, count = itl, 0
                 count += 1
             stream.last_token = record.last_token = end
-            changed.pop(record.number, None)
-            changed[record.number] = version
+            touch(record.number)
         if count:
             self.itl.add(end, common, count)
-
-    def _skip_steps(self, dropped: int, steps: list[StepRecord] | None) -> None:
-        """Requests that decode before and after the steps that were lost decoded in them too, when is not known."""
-        self.dropped_steps += dropped
-        left = set(steps[0].left) if steps else set()
-        for stream in self._decoding:
-            stream.last_token = None
-            if stream.record.number not in left and stream.record.finished is None:
-                stream.tokens += dropped
-                stream.record.output_tokens = stream.tokens
 
     # --- Requests ---
 
@@ -356,7 +335,7 @@ class EngineView:
             stream.prefill_target = record.prompt_tokens + stream.tokens
         elif change.kind == "finished":
             self._finish(stream, change)
-        self._touch(change.number)
+        self._changes.touch(change.number)
 
     def _arrive(self, change: RequestChange) -> None:
         if change.number in self.requests:
@@ -372,7 +351,7 @@ class EngineView:
                 max_tokens=change.max_tokens,
             )
         )
-        self._touch(change.number)
+        self._changes.touch(change.number)
 
     def _chunk(self, stream: _Stream, change: RequestChange) -> None:
         """The last chunk after a preemption yields a token, for which there is no station."""
@@ -411,32 +390,22 @@ class EngineView:
         if change.output_tokens is not None:
             record.output_tokens = change.output_tokens
         self._finished.append(record.number)
-        self._log_blocks(self.blocks.forget_owner(record.number))
+        self._changes.touch_blocks(self.blocks.forget_owner(record.number))
         while len(self._finished) > self._max_finished:
             oldest = self._finished.popleft()
             self.requests.pop(oldest, None)
             self._streams.pop(oldest, None)
-            self._touch(oldest)
+            self._changes.forget(oldest)
 
     def _count_hits(self, record: RequestRecord) -> None:
         self.hit_tokens += record.hit_tokens
         self.prompt_tokens += record.prompt_tokens
 
-    # --- What changed ---
-
-    def _touch(self, number: int) -> None:
-        self._changed_requests.pop(number, None)
-        self._changed_requests[number] = self._version
-
-    def _log_blocks(self, blocks: list[int]) -> None:
-        if blocks:
-            self._block_log.append((self._version, blocks))
-
     def _forget_marks(self) -> None:
         old = self.blocks.forget_evicted(self.now() - EVICTED_SECONDS)
         if old:
-            self._version += 1
-            self._log_blocks(old)
+            self._changes.begin()
+            self._changes.touch_blocks(old)
 
 
 class ViewWatch:
@@ -450,30 +419,6 @@ class ViewWatch:
     def take(self) -> Changes:
         view = self._view
         view._forget_marks()
-        since, self._version = self._version, view._version
+        since, self._version = self._version, view._changes.version
         steps, self._num_steps = view.num_steps - self._num_steps, view.num_steps
-        if since < view._reset_version or since < 0:
-            return Changes(True, len(view.steps), frozenset(view.requests), None, True)
-        requests = []
-        for number, version in reversed(view._changed_requests.items()):
-            if version <= since:
-                break
-            requests.append(number)
-        return Changes(
-            reset=False,
-            steps=min(steps, len(view.steps)),
-            requests=frozenset(requests),
-            blocks=self._blocks_since(since),
-            settings=view._settings_version > since,
-        )
-
-    def _blocks_since(self, since: int) -> frozenset[int] | None:
-        log = self._view._block_log
-        if log and len(log) == log.maxlen and log[0][0] > since:
-            return None  # some may have left the log
-        blocks: set[int] = set()
-        for version, changed in reversed(log):
-            if version <= since:
-                break
-            blocks.update(changed)
-        return frozenset(blocks)
+        return view._changes.since(since, len(view.steps) if steps < 0 else min(steps, len(view.steps)))

@@ -17,7 +17,7 @@ from cudaprefill.protocol.telemetry import RequestRecord
 from ..cells import fit
 from ..colours import request_style
 from ..glyphs import UNICODE, Glyphs
-from ..messages import AbortWanted, ExplainWanted, RequestHovered, RequestSelected
+from ..messages import AbortWanted, ExplainWanted, RequestHovered, RequestSelected, StepWanted
 from ..step_bar import share_cells
 from .line_view import LineView
 from .request_columns import NUMBER, PHASE, PHASES, PROGRESS, Column, lay_out, phase_glyph
@@ -29,7 +29,9 @@ SORT_SECONDS = 1.0  # rows that sort by a live figure change places no oftener
 
 
 class RequestTable(LineView):
-    """Posts RequestSelected, RequestHovered, AbortWanted, ExplainWanted, and Arranged when columns or order change."""
+    """Posts RequestSelected, RequestHovered, AbortWanted, ExplainWanted, StepWanted, and Arranged when columns or order
+    change.
+    """
 
     class Arranged(Message):
         """Columns, sorting or filter are others now."""
@@ -63,6 +65,7 @@ class RequestTable(LineView):
         Binding("end", "go(-1)", "Last request", show=False),
         Binding("enter", "select", "Select"),
         Binding("w", "explain", "Why so slow?"),
+        Binding("l", "show_late", "Its slowest step"),
         Binding("x,delete", "abort", "Abort"),
         Binding("s", "sort_next", "Sort by the next column"),
         Binding("r", "reverse", "Reverse the order"),
@@ -235,6 +238,12 @@ class RequestTable(LineView):
         record = self.current()
         if record is not None:
             self.post_message(ExplainWanted(record.number, record.id))
+
+    def action_show_late(self) -> None:
+        """The step that made the request wait longest for a token."""
+        step = self._view.slowest_step_of(self.cursor) if self._view is not None and self.cursor is not None else None
+        if step is not None:
+            self.post_message(StepWanted(step.record.number))
 
     def action_abort(self) -> None:
         record = self.current()
