@@ -52,6 +52,8 @@ class AsyncEngine:
         self._trace = parts.trace
         if self._trace is not None:
             self.events.subscribe(self._trace.record_all)
+        if parts.spans is not None:
+            self.events.subscribe(parts.spans)
 
     @classmethod
     async def load(

@@ -58,12 +58,15 @@ class EngineConfig:
     trace: str | os.PathLike[str] | None = None  # file that every event is written to; None: no trace
     trace_file_size: int = 256 * 2**20  # bytes after which another file of the trace is begun
     trace_files: int = 4  # of these the latest are kept
+    otlp_traces_endpoint: str | None = None  # URL that OpenTelemetry spans of requests are sent to; None: no spans
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, (str, os.PathLike, type(None))):
             raise ValueError(f"model must be a path, got {self.model!r}")
         if not isinstance(self.trace, (str, os.PathLike, type(None))):
             raise ValueError(f"trace must be a path, got {self.trace!r}")
+        if not isinstance(self.otlp_traces_endpoint, (str, type(None))):
+            raise ValueError(f"otlp_traces_endpoint must be a URL, got {self.otlp_traces_endpoint!r}")
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
         for name in ("dtype", "kv_cache_dtype"):

@@ -58,6 +58,8 @@ class LLM:
         self._trace = parts.trace
         self._log: ExplainLog | None = None
         listeners: list[Listener] = [] if self._trace is None else [self._trace.record]
+        if parts.spans is not None:
+            listeners.append(parts.spans.on_event)
         if keep_requests:
             info = parts.info
             self._log = ExplainLog(block_size=info.block_size, prefix_caching=info.enable_prefix_caching)

@@ -70,6 +70,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="then FILE becomes FILE.1 (default: 256MiB)",
     )
     add("--trace-files", type=count, default=4, metavar="N", help="how many are kept (default: %(default)s)")
+    add("--otlp-traces-endpoint", metavar="URL", help="send OpenTelemetry spans of requests there, by OTLP over HTTP")
     add("--threads", type=int, metavar="N", help="CPU threads (default: all cores of this process)")
 
 

@@ -26,6 +26,7 @@ from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import default_model_path, load_model, read_model_config
 from cudaprefill.models.weights import expected_tensors
+from cudaprefill.observe.spans import RequestSpans
 from cudaprefill.observe.trace import TraceHeader, TraceWriter
 from cudaprefill.presets import with_preset
 from cudaprefill.text.tokenizer import Tokenizer
@@ -86,6 +87,7 @@ class EngineParts:
     tokenizer: Tokenizer
     info: EngineInfo
     trace: TraceWriter | None = None  # to be told all events, and closed after the engine
+    spans: RequestSpans | None = None  # to be told all events
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> EngineParts:
@@ -99,7 +101,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 def _build_engine(config: EngineConfig, progress: Progress | None) -> EngineParts:
     if config.trace is not None:
         open(config.trace, "ab").close()  # before the model is loaded: it may not be writable
+    endpoint = config.otlp_traces_endpoint
     path = Path(config.model) if config.model is not None else default_model_path()
+    spans = None if endpoint is None else RequestSpans.to(endpoint, path.name)
     model_config = read_model_config(path)
     max_model_len = config.max_model_len or model_config.max_model_len
     if max_model_len > model_config.max_model_len:
@@ -171,6 +175,7 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
         tokenizer=tokenizer,
         info=info,
         trace=None if config.trace is None else _open_trace(config, engine, info),
+        spans=spans,
     )
 
 
