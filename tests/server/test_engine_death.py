@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cudaprefill.engine.factory import EngineParts
 from tests.server.asking import ANSWER, COMPLETION_FIELDS, COMPLETIONS, ENDLESS
 from tests.server.running import PATIENCE, RunningServer, events
 
@@ -42,6 +44,24 @@ def test_the_engine_is_started_anew_where_that_is_wanted() -> None:
         assert server.builds == 2
         assert client.post(COMPLETIONS, json=COMPLETION_FIELDS).json()["choices"][0]["text"] == ANSWER
         assert "vllm:request_success_total{" in client.get("/metrics").text
+
+
+def test_the_dead_engine_has_left_the_memory_when_the_next_one_is_built() -> None:
+    with RunningServer(config={"restart_engine": True}) as server, server.client() as client:
+        client.post(COMPLETIONS, json=COMPLETION_FIELDS)
+        dead = weakref.ref(server.engine)
+        build, alive = server.state._build, []
+
+        def look_and_build() -> EngineParts:
+            alive.append(dead() is not None)
+            return build()
+
+        server.state._build = look_and_build
+        kill(server)
+        del server.engine, server.runner
+        client.post(COMPLETIONS, json=COMPLETION_FIELDS)
+        server.wait_until(lambda: client.get("/health").status_code == 200)
+        assert alive == [False]
 
 
 def test_while_the_engine_is_built_everything_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
@@ -198,6 +199,11 @@ class EngineThread:
             command = self._commands.get()
             with contextlib.suppress(EngineDeadError, _Stop):
                 command(_DeadEngine(reason))  # type: ignore[arg-type]
+        # Who still has this object, or the error with its frames, must not keep the model: the next engine needs its
+        # memory.
+        self._engine = _DeadEngine(reason)  # type: ignore[assignment]
+        if self.error is not None:
+            traceback.clear_frames(self.error.__traceback__)
 
 
 def _delivered(mailbox: Mailbox, deltas: list[OutputDelta]) -> bool:
