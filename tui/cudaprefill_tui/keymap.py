@@ -57,7 +57,7 @@ COMMANDS = (
         chat=True,
         rule=True,
     ),
-    Command("file.quit", "File", "&Quit", "quit", "Leave", keys="ctrl+q", footer="Quit", rule=True, priority=True),
+    Command("file.quit", "File", "&Quit", "app.quit", "Leave", keys="ctrl+q", footer="Quit", rule=True, priority=True),
     Command(
         "chat.new",
         "Chat",

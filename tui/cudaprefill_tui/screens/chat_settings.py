@@ -22,12 +22,12 @@ class ChatSettingsDialog(Dialog[ChatSettings]):
         yield Label("System prompt")
         yield TextArea(settings.system, id="system", soft_wrap=True, tab_behavior="focus", show_line_numbers=False)
         yield Label("Temperature (0 answers greedily)")
-        yield Input(f"{settings.temperature:g}", id="temperature", type="number")
+        yield Input(f"{settings.temperature:g}", id="temperature", type="number", compact=True)
         yield Label("Top-p (1 takes all)")
-        yield Input(f"{settings.top_p:g}", id="top-p", type="number")
+        yield Input(f"{settings.top_p:g}", id="top-p", type="number", compact=True)
         yield Label("Longest answer, tokens (empty: what the context allows)")
         longest = "" if settings.max_tokens is None else str(settings.max_tokens)
-        yield Input(longest, id="max-tokens", type="integer")
+        yield Input(longest, id="max-tokens", type="integer", compact=True)
 
     def result(self) -> ChatSettings:
         longest = self.query_one("#max-tokens", Input).value.strip()

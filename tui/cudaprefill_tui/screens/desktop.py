@@ -118,9 +118,6 @@ class DesktopScreen(ChatCommands, EngineCommands):
         if not letter or not self.menu_bar.open_mnemonic(letter):
             self.menu_bar.open()
 
-    async def action_quit(self) -> None:
-        self.app.exit()
-
     def action_next_pane(self) -> None:
         self.desk.move_focus(1)
 

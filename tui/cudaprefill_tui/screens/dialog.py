@@ -94,7 +94,7 @@ class TextDialog(Dialog[dict[str, str]]):
     def body(self) -> Iterable[Widget]:
         for name, (label, value) in self._fields.items():
             yield Label(Content(label))
-            yield Input(value, id=f"field-{name}", password=name == self._secret)
+            yield Input(value, id=f"field-{name}", password=name == self._secret, compact=True)
 
     def result(self) -> dict[str, str]:
         return {name: self.query_one(f"#field-{name}", Input).value.strip() for name in self._fields}

@@ -6,8 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.timer import Timer
-from textual.widgets import Markdown, Static
-from textual.widgets.markdown import MarkdownStream
+from textual.widgets import Static
 
 from ..conversations import Turn
 from ..engine_link import EngineLink
@@ -30,7 +29,6 @@ class TurnView(Vertical):
         self._answer = AnswerMarkdown()
         self._note = Static(Content(""), classes="note")
         self._pending: list[str] = []
-        self._stream: MarkdownStream | None = None
         self._timer: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -44,24 +42,21 @@ class TurnView(Vertical):
     def add_text(self, text: str) -> None:
         self._pending.append(displayable(text))
         if self._timer is None:
-            self._stream = Markdown.get_stream(self._answer)
             self._note.update(Content(""))
             self._timer = self.set_interval(FLUSH_SECONDS, self._flush)
 
     async def _flush(self) -> None:
-        if self._pending and self._stream is not None:
+        if self._pending:
             text = "".join(self._pending)
             self._pending.clear()
-            await self._stream.write(text)
+            await self._answer.append(text)
 
     async def finish(self) -> None:
         """Draws what is left, and what the answer cost."""
         if self._timer is not None:
             self._timer.stop()
         await self._flush()
-        if self._stream is not None:
-            await self._stream.stop()
-        self._timer = self._stream = None
+        self._timer = None
         answer = self.turn.answer
         parts = [answer.error or NOTES.get(answer.state, "") or answer.cut]
         if answer.cost is not None:

@@ -169,7 +169,7 @@ class Desk(Vertical):
         self.current = name
         self.hidden.discard(name)
         self.lay_out()
-        self.call_after_refresh(self._focus, name)
+        self.call_after_refresh(self._focus, name, self.screen.focused)
 
     def toggle(self, name: str) -> None:
         """Hides a pane, or shows it again. The last one that is seen stays."""
@@ -202,8 +202,11 @@ class Desk(Vertical):
         preferences.hidden = sorted(self.hidden)
         preferences.splits |= {name: split.fraction for name, split in self._splits.items()}
 
-    def _focus(self, name: str) -> None:
+    def _focus(self, name: str, before: Widget | None) -> None:
+        """Unless the focus has moved on from where it was `before`."""
         pane = self.panes[name]
+        if self.screen.focused is not before:
+            return
         if isinstance(pane, ChatPane):
             pane.focus_composer()
         elif not pane.has_focus_within:
