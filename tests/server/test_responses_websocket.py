@@ -243,7 +243,7 @@ NUMBERS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penal
 INTEGERS = ["top_k", "seed", "min_tokens", "max_output_tokens", "top_logprobs", "priority"]
 # A negative top_k is off only where it is -1, and lower priorities are more urgent ones.
 WRONG = [
-    *((name, value) for name in [*NUMBERS, *INTEGERS] for value in ('"nan"', "true", "[]")),
+    *((name, value) for name in [*NUMBERS, *INTEGERS] for value in ('"nan"', "NaN", "Infinity", "1e999", "true", "[]")),
     *((name, "-1") for name in [*NUMBERS, *INTEGERS] if name not in ("top_k", "priority", *NUMBERS[3:5])),
     ("presence_penalty", "-3"),
     ("frequency_penalty", "2.5"),

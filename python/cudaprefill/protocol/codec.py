@@ -49,8 +49,9 @@ def parse_object(text: str) -> dict[str, Any]:
             raise ProtocolError(f"a message must be a JSON object, got {_show(value)}")
         if "\\u" in text:  # the one way for a lone surrogate to come in
             json.dumps(value, ensure_ascii=False).encode()
-    except ProtocolError:
-        raise
+    except ProtocolError as error:
+        param = _field_without_a_number(text)
+        raise ProtocolError(f"{param}: {error}" if param else str(error), param) from None
     except UnicodeEncodeError:
         raise ProtocolError("a message must be valid Unicode: it has a lone surrogate") from None
     except (ValueError, RecursionError) as error:
@@ -146,6 +147,17 @@ def _names(kind: Any) -> tuple[str, ...]:
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+def _field_without_a_number(text: str) -> str | None:
+    """The field that has NaN, Infinity or a number that is too large, where nothing else is wrong with `text`."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(fields, dict):
+        return None
+    return next((name for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)), None)
 
 
 def _refuse_constant(name: str) -> float:

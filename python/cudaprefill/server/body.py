@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -95,19 +94,7 @@ def parse_model(body: bytes, model: type[Model]) -> Model:
     try:
         return validate(parse_object(text), model)
     except ProtocolError as error:
-        param = _field_without_a_number(text)
-        raise ApiError(400, f"{param}: {error}" if param else str(error), param=param) from None
-
-
-def _field_without_a_number(text: str) -> str | None:
-    """The field that has NaN, Infinity or a number that is too large, where nothing else is wrong with `text`."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict):
-        return None
-    return next((name for name, value in fields.items() if isinstance(value, float) and not math.isfinite(value)), None)
+        raise ApiError(400, str(error), param=error.param) from None
 
 
 def validate(fields: dict[str, Any], model: type[Model]) -> Model:

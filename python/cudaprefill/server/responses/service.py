@@ -137,7 +137,7 @@ class RunningResponse:
             QueueFullError where it does not. Else what the engine refuses is a response that failed.
         """
         turn, stream = await self._submit()
-        deltas = stream.merged()
+        deltas = stream.merged(self._service.state.config.max_unread_output)
         first = asyncio.ensure_future(anext(deltas, None))
         first.add_done_callback(_retrieve)  # nobody may be there any more to hear of its error
         try:
