@@ -85,6 +85,6 @@ class CudaprefillApp(App[None]):
 
     async def on_unmount(self) -> None:
         self.preferences.theme = self.theme
-        self.desktop.desk.remember(self.preferences)
+        self.desktop.desk.remember()
         save_preferences(self.setup.preferences_path, self.preferences)
         await self.setup.session.close()

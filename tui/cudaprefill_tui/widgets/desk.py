@@ -51,6 +51,7 @@ TITLES = {
 }
 LOWER = ("latency", "engine", "load")
 SPLITS = {"split-chat": 0.46, "split-engine": 0.5, "split-left": 0.5, "split-right": 0.55}
+WIDE_CHAT = 0.36  # lines of text are read best when they are not too long
 
 
 class Desk(Vertical):
@@ -149,6 +150,8 @@ class Desk(Vertical):
         self._splits["split-engine"].direction = (
             "horizontal" if self.mode == "wide" or "chat" not in self.panes else "vertical"
         )
+        if "split-chat" in self._splits and "split-chat" not in self._preferences.splits:
+            self._splits["split-chat"].fraction = WIDE_CHAT if self.mode == "wide" else SPLITS["split-chat"]
         for name in ("split-left", "split-right", "split-engine", "split-chat"):
             if name in self._splits:
                 split = self._splits[name]
@@ -198,9 +201,9 @@ class Desk(Vertical):
         self._preferences.splits.clear()
         self.lay_out()
 
-    def remember(self, preferences: Preferences) -> None:
-        preferences.hidden = sorted(self.hidden)
-        preferences.splits |= {name: split.fraction for name, split in self._splits.items()}
+    def remember(self) -> None:
+        """Into the preferences that it was given; dividers are there since they were moved."""
+        self._preferences.hidden = sorted(self.hidden)
 
     def _focus(self, name: str, before: Widget | None) -> None:
         """Unless the focus has moved on from where it was `before`."""
