@@ -27,7 +27,7 @@ FORMAT = 1
 MAX_BYTES = 256 * 2**20
 MAX_FILES = 4
 MAX_PENDING = 100_000  # events
-FLUSH_SECONDS = 0.25
+FLUSH_SECONDS = 1.0
 
 logger = logging.getLogger(__name__)
 
