@@ -34,8 +34,12 @@ set(CUDAPREFILL_CUDA_CODE
   -gencode=arch=compute_90a,code=sm_90a
   CACHE STRING "The -gencode options of nvcc")
 
-# Compiles each source to an object and a log of the assembler beside it; the lists are returned in `objects` and `logs`.
-function(cudaprefill_add_cuda_objects objects logs)
+# For the kernels whose instructions Hopper alone has.
+set(CUDAPREFILL_HOPPER_CODE -gencode=arch=compute_90a,code=sm_90a)
+
+# Compiles each source, for `code`, to an object and a log of the assembler beside it; the lists are returned in `objects`
+# and `logs`.
+function(cudaprefill_add_cuda_objects objects logs code)
   foreach(source ${ARGN})
     cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY "${CMAKE_SOURCE_DIR}")
     cmake_path(GET source STEM name)
@@ -45,7 +49,7 @@ function(cudaprefill_add_cuda_objects objects logs)
       OUTPUT "${object}" "${log}"
       COMMAND "${CMAKE_COMMAND}" -E make_directory "${CMAKE_BINARY_DIR}/cuda"
       COMMAND sh -c [=[log="$1"; shift; "$@" > "$log" 2>&1 || { cat "$log"; rm -f "$log"; exit 1; }]=] nvcc "${log}"
-        "${CUDAPREFILL_NVCC}" -std=c++20 -O3 ${CUDAPREFILL_CUDA_CODE} "-I${CMAKE_SOURCE_DIR}"
+        "${CUDAPREFILL_NVCC}" -std=c++20 -O3 ${code} "-I${CMAKE_SOURCE_DIR}"
         "-I${CMAKE_SOURCE_DIR}/csrc/cuda" -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-Wextra -Xptxas=-v
         -MD -MF "${object}.d" -c "${source}" -o "${object}"
       DEPENDS "${source}" DEPFILE "${object}.d" VERBATIM

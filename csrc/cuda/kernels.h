@@ -5,10 +5,23 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <string>
 
 #include "csrc/ops/params.h"
 
 namespace cudaprefill::cuda {
+
+// The prefill kernels for 16-bit formats. kBest: kTensorCopies where the device and the arguments allow it, else
+// kAsyncCopies, else kMma.
+enum class PrefillKernel {
+  kBest,
+  kMma,           // mma.sync, for every device and head size
+  kTensorCopies,  // wgmma, keys and values by cp.async.bulk.tensor; compute capability 9.0
+  kAsyncCopies,   // wgmma, keys and values by cp.async; compute capability 9.0
+};
+
+// best, mma, tensor or async; raises std::invalid_argument.
+PrefillKernel prefill_kernel_named(const std::string& name);
 
 // What a launch needs to know of the device.
 class Device {
@@ -16,6 +29,9 @@ class Device {
   virtual ~Device() = default;
   virtual cudaStream_t stream() = 0;
   virtual int num_multiprocessors() = 0;
+  virtual int compute_capability() = 0;  // 90 for 9.0
+  // For comparison: one that the device or the arguments do not allow is not taken.
+  virtual PrefillKernel wanted_prefill_kernel() = 0;
   // Memory of the device for this call, of a size that the host knows; it may be reused once the stream has passed.
   virtual void* workspace(size_t bytes) = 0;
 };

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #include "csrc/cuda/kernels.h"
@@ -37,6 +38,18 @@ class TorchDevice : public Device {
     int count = 0;
     check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index_));
     return count;
+  }
+
+  int compute_capability() override {
+    int major = 0, minor = 0;
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index_));
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index_));
+    return 10 * major + minor;
+  }
+
+  PrefillKernel wanted_prefill_kernel() override {
+    const char* name = std::getenv("CUDAPREFILL_PREFILL_KERNEL");
+    return prefill_kernel_named(name ? name : "");
   }
 
   // From torch's allocator, which reuses it in the order of the stream and keeps it for a captured graph.

@@ -24,6 +24,8 @@ class EmulatedDevice : public cuda::Device {
   ~EmulatedDevice() override { DeviceMemory::instance().clear(); }
   cudaStream_t stream() override { return nullptr; }
   int num_multiprocessors() override { return Machine::instance().num_multiprocessors(); }
+  int compute_capability() override { return Machine::instance().compute_capability(); }
+  cuda::PrefillKernel wanted_prefill_kernel() override { return EmulatedBackend::wanted_prefill_kernel; }
   void* workspace(size_t bytes) override {
     constexpr int kNaNByte = 0xff;
     workspaces_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));

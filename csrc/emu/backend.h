@@ -1,11 +1,14 @@
 // The emulated device behind the ops: each function hands the tensors of a call to the machine and runs the kernels.
 #pragma once
 
+#include "csrc/cuda/kernels.h"
 #include "csrc/ops/params.h"
 
 namespace cudaprefill::emu {
 
 struct EmulatedBackend {
+  static inline cuda::PrefillKernel wanted_prefill_kernel = cuda::PrefillKernel::kBest;
+
   static void write_kv(WriteKvParams params);
   static void rope_write_kv(RopeWriteKvParams params);
   static void rms_norm(RmsNormParams params);

@@ -11,8 +11,8 @@
 namespace cudaprefill::emu {
 namespace {
 
-void check_launch(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes) {
-  const LaunchLimits limits;
+void check_launch(const std::string& name, int compute_capability, Index3 grid, unsigned threads, size_t shared_bytes) {
+  const auto limits = LaunchLimits::of(compute_capability);
   std::ostringstream text;
   const auto require = [&](const char* what, uint64_t value, uint64_t least, uint64_t most) {
     if (value < least || value > most) text << "; " << what << " is " << value << ", not in " << least << ".." << most;
@@ -53,7 +53,7 @@ Machine& Machine::instance() {
 
 void Machine::run(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
                   const std::function<void()>& kernel) {
-  check_launch(name, grid, threads, shared_bytes);
+  check_launch(name, compute_capability_, grid, threads, shared_bytes);
   threads_.clear();
   kernel_name_ = name;
   kernel_ = &kernel;
@@ -68,8 +68,12 @@ void Machine::run(const std::string& name, Index3 grid, unsigned threads, size_t
   for (const uint64_t block : order) {
     block_index_ = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
                     static_cast<unsigned>(block / grid.x / grid.y)};
-    shared_memory_.reset(shared_bytes);
+    shared_memory_.reset(shared_bytes, threads);
     threads_.resize(threads);
+    mbarriers_.reset(threads);
+    tensor_copies_.reset();
+    products_.reset(threads);
+    registers_.reset(threads);
     ++counters_.blocks;
     run_block();
   }
@@ -87,7 +91,7 @@ void Machine::run_block() {
     thread.state = Thread::State::kReady;
     thread.uncommitted_copies.clear();
     thread.copy_groups.clear();
-    thread.clock.assign(num_threads, 0);
+    thread.clock.assign(clock_size(), 0);
     thread.clock[rank] = 1;
     thread.fiber = std::make_unique<Fiber>([this, &thread] {
       try {
@@ -111,9 +115,18 @@ void Machine::run_block() {
       }
       if (warp_ready) ready.push_back(warp);
     }
-    if (all_done) return;
-    if (ready.empty()) fail_block("deadlock: " + describe_waiting());
+    if (all_done) return check_end_of_block();
+    if (ready.empty()) {
+      if (tensor_copies_.land_one(*this)) continue;
+      fail_block("deadlock: " + describe_waiting());
+    }
     run_warp(ready[random_() % ready.size()]);
+  }
+}
+
+void Machine::check_end_of_block() {
+  for (const std::string& left : {tensor_copies_.unfinished(), products_.unfinished(), registers_.disagreement()}) {
+    if (!left.empty()) fail_block(left);
   }
 }
 
@@ -180,7 +193,7 @@ void Machine::join_warp(uint32_t mask) {
 }
 
 void Machine::join(const std::vector<unsigned>& ranks) {
-  VectorClock joined(threads_.size(), 0);
+  VectorClock joined(clock_size(), 0);
   for (const unsigned rank : ranks) {
     const VectorClock& clock = threads_[rank].clock;
     for (size_t i = 0; i < joined.size(); ++i) joined[i] = std::max(joined[i], clock[i]);
@@ -231,6 +244,66 @@ void Machine::barrier(unsigned id, unsigned count, bool wait_for_others, std::so
   barrier.arrived.clear();
 }
 
+void Machine::wait_at_mbarrier(uint32_t address, uint32_t parity, std::source_location where) {
+  Thread& thread = *current_;
+  for (;;) {
+    Mbarrier& mbarrier = mbarriers_.at(*this, address, "mbarrier.try_wait", where);
+    if (mbarrier.has_ended(parity)) {
+      for (size_t i = 0; i < thread.clock.size(); ++i) thread.clock[i] = std::max(thread.clock[i], mbarrier.ended[i]);
+      return;
+    }
+    thread.mbarrier = address;
+    thread.parity = parity;
+    wait(Thread::State::kAtMbarrier, where);
+  }
+}
+
+void Machine::wake_at_mbarrier(const Mbarrier& mbarrier) {
+  for (Thread& thread : threads_) {
+    if (thread.state == Thread::State::kAtMbarrier && thread.mbarrier == mbarrier.address &&
+        mbarrier.has_ended(thread.parity)) {
+      thread.state = Thread::State::kReady;
+    }
+  }
+}
+
+void Machine::set_warp_state(unsigned warp, Thread::State from, Thread::State to) {
+  for (Thread& thread : threads_) {
+    if (thread.warp() == warp && thread.state == from) thread.state = to;
+  }
+}
+
+void Machine::change_registers(unsigned count, bool increase, std::source_location where) {
+  require_hopper("setmaxnreg", where);
+  struct Request {
+    unsigned count;
+    bool increase;
+    std::source_location where;
+  } request{count, increase, where};
+  constexpr uint32_t kFullWarp = 0xffffffff;
+  warp_operation(
+      increase ? "setmaxnreg.inc" : "setmaxnreg.dec", kFullWarp, &request,
+      [](Machine& machine, const auto& lanes) {
+        const auto& wanted = *static_cast<Request*>(lanes[0]);
+        const std::string wrong = machine.registers_.request(machine.current_->warp(), wanted.count, wanted.increase);
+        if (!wrong.empty()) machine.fail(wrong, wanted.where);
+      },
+      where);
+  const unsigned warp = current_->warp();
+  for (const unsigned served : registers_.serve()) {
+    set_warp_state(served, Thread::State::kWantsRegisters, Thread::State::kReady);
+  }
+  while (registers_.is_waiting(warp)) wait(Thread::State::kWantsRegisters, where);
+}
+
+void Machine::require_hopper(const char* instruction, std::source_location where) {
+  if (compute_capability_ < 90) {
+    fail(std::string(instruction) + " on a device of compute capability " + std::to_string(compute_capability_ / 10) +
+             "." + std::to_string(compute_capability_ % 10),
+         where);
+  }
+}
+
 void Machine::fail(const std::string& what, std::source_location where) {
   std::ostringstream text;
   text << kernel_name_ << ": block (" << block_index_.x << ", " << block_index_.y << ", " << block_index_.z
@@ -255,6 +328,12 @@ std::string Machine::describe_waiting() const {
     } else if (thread.state == Thread::State::kInWarpOperation) {
       where = std::string("wait for their warp in ") + warp_operations_[thread.warp()].name + " (" +
               short_location(thread.where) + ")";
+    }
+    if (thread.state == Thread::State::kAtMbarrier) {
+      where =
+          "wait at " + mbarriers_.describe(thread.mbarrier, thread.parity) + " (" + short_location(thread.where) + ")";
+    } else if (thread.state == Thread::State::kWantsRegisters) {
+      where = "wait for " + registers_.describe(thread.warp()) + " (" + short_location(thread.where) + ")";
     }
     groups[where].push_back(thread.rank);
   }

@@ -1,8 +1,9 @@
 // The emulated machine: runs a grid block by block, a block as fibers, one a thread, grouped into warps of 32.
 //
-// A thread runs until it waits: for its warp (shuffle, vote, ldmatrix, mma, __syncwarp) or at a barrier of the block.
-// Which warp goes on next is drawn from a seed, so a run is deterministic and another seed is another interleaving. A
-// warp that is drawn runs as far as it can: what lacks a barrier is then soon far out of step.
+// A thread runs until it waits: for its warp (shuffle, vote, ldmatrix, mma, __syncwarp), at a barrier of the block, at
+// an mbarrier, or for registers. A tensor copy lands when no thread can go on without one. Which warp goes on next is
+// drawn from a seed, so a run is deterministic and another seed is another interleaving. A warp that is drawn runs as
+// far as it can: what lacks a barrier is then soon far out of step.
 #pragma once
 
 #include <array>
@@ -17,7 +18,11 @@
 
 #include "csrc/emu/device_memory.h"
 #include "csrc/emu/fiber.h"
+#include "csrc/emu/mbarriers.h"
+#include "csrc/emu/registers.h"
 #include "csrc/emu/shared_memory.h"
+#include "csrc/emu/tensor_copies.h"
+#include "csrc/emu/warpgroup_products.h"
 
 namespace cudaprefill::emu {
 
@@ -38,7 +43,7 @@ struct AsyncCopy {
 };
 
 struct Thread {
-  enum class State { kReady, kInWarpOperation, kAtBarrier, kDone };
+  enum class State { kReady, kInWarpOperation, kAtBarrier, kAtMbarrier, kWantsRegisters, kDone };
 
   unsigned rank;
   Index3 index;
@@ -46,6 +51,7 @@ struct Thread {
   VectorClock clock;
   std::source_location where;  // of the operation that it waits for
   unsigned barrier = 0;
+  uint32_t mbarrier = 0, parity = 0;  // that it waits for
   std::vector<AsyncCopy> uncommitted_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;  // oldest first
   std::unique_ptr<Fiber> fiber;
@@ -56,7 +62,14 @@ struct Thread {
 
 struct LaunchLimits {
   unsigned max_grid_x = 2147483647, max_grid_yz = 65535, max_threads = 1024;
-  size_t max_shared_bytes = 99 * 1024;  // what every device from sm_80 on offers a block
+  size_t max_shared_bytes;
+
+  // 8.0 stands for all devices below 9.0, with what each of them offers a block.
+  static LaunchLimits of(int compute_capability) {
+    LaunchLimits limits{};
+    limits.max_shared_bytes = (compute_capability >= 90 ? 227 : 99) * 1024;
+    return limits;
+  }
 };
 
 // Counted over all launches since the last reset.
@@ -65,6 +78,8 @@ struct Counters {
   uint64_t blocks = 0;
   uint64_t matrix_loads = 0;           // 8x8 matrices that ldmatrix has read
   uint64_t matrix_load_conflicts = 0;  // of them, those with two rows in one bank group
+  uint64_t products = 0;               // wgmma of a warp
+  uint64_t tensor_copies = 0;
 };
 
 class Machine {
@@ -75,6 +90,9 @@ class Machine {
   void set_seed(uint64_t seed) { seed_ = seed; }
   void set_num_multiprocessors(int n) { num_multiprocessors_ = n; }
   int num_multiprocessors() const { return num_multiprocessors_; }
+  // 80 or 90: instructions of Hopper are faults below 90.
+  void set_compute_capability(int capability) { compute_capability_ = capability; }
+  int compute_capability() const { return compute_capability_; }
   Counters& counters() { return counters_; }
 
   // Runs `kernel` to its end on every thread of the grid. Raises Fault.
@@ -87,6 +105,12 @@ class Machine {
   Index3 grid_size() const { return grid_; }
   unsigned num_threads() const { return static_cast<unsigned>(threads_.size()); }
   SharedMemory& shared_memory() { return shared_memory_; }
+  Mbarriers& mbarriers() { return mbarriers_; }
+  TensorCopies& tensor_copies() { return tensor_copies_; }
+  WarpgroupProducts& products() { return products_; }
+  RegisterPool& registers() { return registers_; }
+  uint64_t seed() const { return seed_; }
+  std::mt19937_64& random() { return random_; }
 
   // What the lanes of one warp do together. `data` is this lane's part; the last lane to come runs `execute` with the
   // parts of all (null for lanes outside the mask). Lanes that come with another name or mask are a fault.
@@ -95,6 +119,17 @@ class Machine {
 
   // Joins the clocks of the lanes: what one did before, the others see after.
   void join_warp(uint32_t mask);
+
+  // Waits until the phase of that parity has ended.
+  void wait_at_mbarrier(uint32_t address, uint32_t parity, std::source_location where);
+  // Lets those go on that wait at the mbarrier for a phase which has ended.
+  void wake_at_mbarrier(const Mbarrier& mbarrier);
+
+  // setmaxnreg by the whole warp.
+  void change_registers(unsigned count, bool increase, std::source_location where);
+
+  // Fails unless the device is of compute capability 9.0.
+  void require_hopper(const char* instruction, std::source_location where);
 
   // Barrier 0 of all threads is __syncthreads(). `count` is the number of threads that make it complete.
   void barrier(unsigned id, unsigned count, bool wait, std::source_location where);
@@ -120,20 +155,28 @@ class Machine {
   };
 
   void run_block();
+  void check_end_of_block();
+  size_t clock_size() const { return threads_.size() + Mbarriers::kMost; }
   void run_warp(unsigned warp);
   void wait(Thread::State state, std::source_location where);
   void join(const std::vector<unsigned>& ranks);
+  void set_warp_state(unsigned warp, Thread::State from, Thread::State to);
   [[noreturn]] void fail_block(const std::string& what);
   std::string describe_waiting() const;
 
   uint64_t seed_ = 0;
   int num_multiprocessors_ = 4;
+  int compute_capability_ = 80;
   Counters counters_;
 
   std::string kernel_name_;
   Index3 grid_, block_index_;
   const std::function<void()>* kernel_ = nullptr;
   SharedMemory shared_memory_;
+  Mbarriers mbarriers_;
+  TensorCopies tensor_copies_;
+  WarpgroupProducts products_;
+  RegisterPool registers_;
   std::vector<Thread> threads_;
   std::vector<WarpOperation> warp_operations_;
   std::array<Barrier, kNamedBarriers> barriers_;

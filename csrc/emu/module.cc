@@ -2,6 +2,7 @@
 // them (tests/emu/mutants.py), each under a torch library of its own; its other functions set the device up.
 #include <pybind11/pybind11.h>
 
+#include "csrc/emu/backend.h"
 #include "csrc/emu/fault.h"
 #include "csrc/emu/machine.h"
 #include "csrc/emu/register_emulated.h"
@@ -13,6 +14,10 @@ PYBIND11_MODULE(_emulation, m) {
   m.def("register_kernels", &cudaprefill::emu::register_emulated);
   m.def("set_seed", [](uint64_t seed) { Machine::instance().set_seed(seed); });
   m.def("set_num_multiprocessors", [](int n) { Machine::instance().set_num_multiprocessors(n); });
+  m.def("set_compute_capability", [](int capability) { Machine::instance().set_compute_capability(capability); });
+  m.def("set_prefill_kernel", [](const std::string& name) {
+    cudaprefill::emu::EmulatedBackend::wanted_prefill_kernel = cudaprefill::cuda::prefill_kernel_named(name);
+  });
   m.def("reset_counters", [] { Machine::instance().counters() = Counters{}; });
   m.def("counters", [] {
     const Counters& counters = Machine::instance().counters();
@@ -21,6 +26,8 @@ PYBIND11_MODULE(_emulation, m) {
     result["blocks"] = counters.blocks;
     result["matrix_loads"] = counters.matrix_loads;
     result["matrix_load_conflicts"] = counters.matrix_load_conflicts;
+    result["products"] = counters.products;
+    result["tensor_copies"] = counters.tensor_copies;
     return result;
   });
 }

@@ -14,14 +14,16 @@ constexpr uint8_t kNaNByte = 0xff;  // 0xffff and 0xffffffff are NaN in all thre
 
 }  // namespace
 
-void SharedMemory::reset(size_t bytes) {
+void SharedMemory::reset(size_t bytes, size_t num_threads) {
   bytes_.assign(bytes, kNaNByte);
   words_.resize((bytes + kWordBytes - 1) / kWordBytes);
   for (Word& word : words_) {
-    word.written = false;
-    word.copies_in_flight = 0;
+    word.written = word.opaque = word.async_writer = false;
+    word.copies_in_flight = word.tensor_copies_in_flight = word.product_reads_in_flight = 0;
     word.readers.clear();
   }
+  sequence_ = 0;
+  fences_.assign(num_threads, {});
 }
 
 std::string SharedMemory::check_bounds(uint32_t address, uint32_t bytes) const {
@@ -53,6 +55,7 @@ std::string SharedMemory::read(uint32_t address, uint32_t bytes, void* out, cons
   const Event event{by.thread, (*by.clock)[by.thread], by.whole_warp, false, by.where};
   for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
     Word& word = words_[i];
+    if (const char* occupied = word.occupied()) return occupied;
     if (word.copies_in_flight) return "reads shared memory that an unfinished cp.async is about to write";
     if (word.written && !happens_before(word.writer, by)) return race("write", kBase + i * kWordBytes, word.writer);
     // A read that happens before this one need not be remembered: whoever is after this one is after it as well.
@@ -63,11 +66,13 @@ std::string SharedMemory::read(uint32_t address, uint32_t bytes, void* out, cons
   return {};
 }
 
-std::string SharedMemory::record_write(uint32_t address, uint32_t bytes, const Accessor& by, bool atomic) {
+std::string SharedMemory::record_write(uint32_t address, uint32_t bytes, const Accessor& by, bool atomic, bool async) {
   const uint32_t first = (address - kBase) / kWordBytes;
   for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
     Word& word = words_[i];
     const uint32_t at = kBase + i * kWordBytes;
+    if (const char* occupied = word.occupied()) return occupied;
+    if (word.product_reads_in_flight) return "overwrites shared memory that an unfinished wgmma is about to read";
     const bool both_atomic = atomic && word.writer.atomic;
     if (word.written && !both_atomic && !happens_before(word.writer, by)) return race("write", at, word.writer);
     for (const Event& reader : word.readers) {
@@ -75,6 +80,8 @@ std::string SharedMemory::record_write(uint32_t address, uint32_t bytes, const A
     }
     word.readers.clear();
     word.written = true;
+    word.async_writer = async;
+    word.sequence = ++sequence_;
     word.writer = {by.thread, (*by.clock)[by.thread], by.whole_warp, atomic, by.where};
   }
   return {};
@@ -107,6 +114,76 @@ std::string SharedMemory::finish_copy(uint32_t address, uint32_t bytes, const vo
   for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) --words_[i].copies_in_flight;
   if (std::string wrong = record_write(address, bytes, by, false); !wrong.empty()) return wrong;
   std::memcpy(&bytes_[address - kBase], data, bytes);
+  return {};
+}
+
+std::string SharedMemory::check_seen_by_async_proxy(uint32_t word_index, const Accessor& by) const {
+  const Word& word = words_[word_index];
+  if (!word.written || word.async_writer) return {};
+  const auto& fences = fences_[word.writer.thread];
+  const auto after = [](uint64_t sequence, const auto& fence) { return sequence < fence.first; };
+  const auto fence = std::upper_bound(fences.begin(), fences.end(), word.sequence, after);
+  if (fence != fences.end()) {
+    const Event event{word.writer.thread, fence->second, false, false, word.writer.where};
+    if (happens_before(event, by)) return {};
+  }
+  std::ostringstream text;
+  text << "no fence.proxy.async lies between this access of the asynchronous proxy to byte " << word_index * kWordBytes
+       << " of shared memory and the write by thread " << word.writer.thread << " at "
+       << short_location(word.writer.where);
+  return text.str();
+}
+
+std::string SharedMemory::begin_tensor_copy(uint32_t address, uint32_t bytes, const Accessor& by) {
+  if (std::string wrong = check_bounds(address, bytes); !wrong.empty()) return wrong;
+  const uint32_t first = (address - kBase) / kWordBytes;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
+    if (std::string wrong = check_seen_by_async_proxy(i, by); !wrong.empty()) return wrong;
+  }
+  if (std::string wrong = record_write(address, bytes, by, false, true); !wrong.empty()) return wrong;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) ++words_[i].tensor_copies_in_flight;
+  return {};
+}
+
+std::string SharedMemory::finish_tensor_copy(uint32_t address, uint32_t bytes, const void* data, const Accessor& by) {
+  const uint32_t first = (address - kBase) / kWordBytes;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) --words_[i].tensor_copies_in_flight;
+  if (std::string wrong = record_write(address, bytes, by, false, true); !wrong.empty()) return wrong;
+  std::memcpy(&bytes_[address - kBase], data, bytes);
+  return {};
+}
+
+std::string SharedMemory::begin_product_read(uint32_t address, uint32_t bytes, const Accessor& by) {
+  if (std::string wrong = check_bounds(address, bytes); !wrong.empty()) return wrong;
+  const uint32_t first = (address - kBase) / kWordBytes;
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
+    Word& word = words_[i];
+    if (const char* occupied = word.occupied()) return occupied;
+    if (word.copies_in_flight) return "reads shared memory that an unfinished cp.async is about to write";
+    if (word.written && !happens_before(word.writer, by)) return race("write", kBase + i * kWordBytes, word.writer);
+    if (std::string wrong = check_seen_by_async_proxy(i, by); !wrong.empty()) return wrong;
+    ++word.product_reads_in_flight;
+  }
+  return {};
+}
+
+std::string SharedMemory::finish_product_read(uint32_t address, uint32_t bytes, void* out, const Accessor& by) {
+  const uint32_t first = (address - kBase) / kWordBytes;
+  const Event event{by.thread, (*by.clock)[by.thread], by.whole_warp, false, by.where};
+  for (uint32_t i = first; i < first + bytes / kWordBytes; ++i) {
+    Word& word = words_[i];
+    --word.product_reads_in_flight;
+    std::erase_if(word.readers, [&](const Event& reader) { return happens_before(reader, by); });
+    word.readers.push_back(event);
+  }
+  std::memcpy(out, &bytes_[address - kBase], bytes);
+  return {};
+}
+
+std::string SharedMemory::make_opaque(uint32_t address, uint32_t bytes, const Accessor& by) {
+  if (std::string wrong = check_bounds(address, bytes); !wrong.empty()) return wrong;
+  if (std::string wrong = record_write(address, bytes, by, false); !wrong.empty()) return wrong;
+  for (uint32_t i = 0; i < bytes / kWordBytes; ++i) words_[(address - kBase) / kWordBytes + i].opaque = true;
   return {};
 }
 

@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "mask_off_by_one",
-        "prefill.cuh",
+        "prefill_rows.cuh",
         "column > position)",
         "column > position + 1)",
         "chunks",
@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "window_off_by_one",
-        "prefill.cuh",
+        "prefill_rows.cuh",
         "position - launch.op.window + 1 : 0;\n#pragma unroll",
         "position - launch.op.window : 0;\n#pragma unroll",
         "windows",
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "earlier_output_not_rescaled",
         "softmax.cuh",
-        "out[n][2 * half] *= correction;",
+        "out[n][2 * half] *= correction[half];",
         "",
         "chunks",
         "error .*, in torch",

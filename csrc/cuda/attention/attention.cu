@@ -1,8 +1,11 @@
 // The dispatch of the attention ops: arguments checked, launches planned, the instance chosen by dtype and head size.
 #include <bit>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "csrc/cuda/attention/decode_splits.h"
+#include "csrc/cuda/attention/hopper/launch.h"
 #include "csrc/cuda/attention/instance.h"
 #include "csrc/cuda/attention/plain.h"
 #include "csrc/cuda/checks.h"
@@ -59,7 +62,69 @@ void check_plain_head_size(const char* op, int head_size) {
           kPlainMaxHeadSize, ", got ", head_size);
 }
 
+// A kernel of 16-bit prefill for these arguments: the one that is wanted, or the best that the device has.
+PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device& device) {
+  constexpr int kHopper = 90;  // and no later one: the machine code is that of 9.0a
+  const bool hopper = device.compute_capability() == kHopper && hopper_has_head_size(params.head_size);
+  const bool boxes = hopper && PageBoxes::fits(params.k_cache, params.num_kv_heads) &&
+                     PageBoxes::fits(params.v_cache, params.num_kv_heads);
+  const PrefillKernel wanted = device.wanted_prefill_kernel();
+  if (wanted == PrefillKernel::kMma || !hopper) return PrefillKernel::kMma;
+  if (wanted == PrefillKernel::kAsyncCopies || !boxes) return PrefillKernel::kAsyncCopies;
+  return PrefillKernel::kTensorCopies;
+}
+
+TensorMap page_map(const PagedCache& cache, const PrefillAttentionParams& params) {
+  return encode_tensor_map(PageBoxes::shape(cache, params.num_kv_heads, params.block_size, params.head_size));
+}
+
+struct PlannedPrefill {
+  PrefillLaunch launch;
+  int64_t max_split_tiles;
+};
+
+// Launches the planning kernel for tiles of `rows` by `keys`, run by `blocks` thread blocks.
+PlannedPrefill plan(const PrefillAttentionParams& params, const ScoreScale& scale, int group, int rows, int keys,
+                    int blocks, Device& device) {
+  const auto bounds =
+      PrefillPlanBounds::of(params.num_tokens, params.num_requests, params.num_kv_heads, group, rows, blocks);
+  PrefillPlanParams plan{};
+  plan.cu_seqlens_q = params.cu_seqlens_q;
+  plan.context_lens = params.context_lens;
+  plan.num_requests = params.num_requests;
+  plan.num_kv_heads = params.num_kv_heads;
+  plan.group = group;
+  plan.window = params.window;
+  plan.rows = rows;
+  plan.keys = keys;
+  plan.num_blocks = blocks;
+  plan.items = static_cast<PrefillItem*>(device.workspace(bounds.items * sizeof(PrefillItem)));
+  plan.split_tiles = static_cast<SplitTile*>(device.workspace(bounds.parts * sizeof(SplitTile)));
+  plan.counts = static_cast<PlanCounts*>(device.workspace(sizeof(PlanCounts)));
+  plan_prefill(plan, device.stream());
+
+  const int64_t parts = bounds.parts * params.num_kv_heads;
+  void* workspace = device.workspace(Partials::bytes(parts, rows, params.head_size));
+  const PrefillLaunch launch{params,
+                             scale,
+                             block_shift(params.block_size),
+                             group,
+                             plan.items,
+                             plan.split_tiles,
+                             plan.counts,
+                             Partials::in(workspace, parts, rows, params.head_size)};
+  return {launch, bounds.parts / 2};
+}
+
 }  // namespace
+
+PrefillKernel prefill_kernel_named(const std::string& name) {
+  if (name.empty() || name == "best") return PrefillKernel::kBest;
+  if (name == "mma") return PrefillKernel::kMma;
+  if (name == "tensor") return PrefillKernel::kTensorCopies;
+  if (name == "async") return PrefillKernel::kAsyncCopies;
+  throw std::invalid_argument("the prefill kernel must be best, mma, tensor or async, got " + name);
+}
 
 void decode_attention(const DecodeAttentionParams& params, Device& device) {
   constexpr const char* op = "decode_attention";
@@ -110,37 +175,31 @@ void prefill_attention(const PrefillAttentionParams& params, Device& device) {
     check_plain_head_size(op, params.head_size);
     return run_plain_attention({params, scale, block_shift(params.block_size), group}, device.stream());
   }
+  const PrefillKernel kernel = choose_prefill_kernel(params, device);
   with_instance(op, params.dtype, params.head_size, [&]<class Element, class HeadSize>(Element, HeadSize) {
-    using Traits = PrefillTraits<HeadSize::value>;
+    constexpr int head_size = HeadSize::value;
+    if constexpr (hopper_has_head_size(head_size)) {
+      if (kernel != PrefillKernel::kMma) {
+        using Traits = HopperPrefillTraits<head_size>;
+        const int blocks = device.num_multiprocessors();
+        const PlannedPrefill planned = plan(params, scale, group, Traits::kRows, Traits::kKeys, blocks, device);
+        HopperPrefillLaunch launch{{}, {}, planned.launch, 0, 0};
+        if (kernel == PrefillKernel::kTensorCopies) {
+          launch.keys = page_map(params.k_cache, params);
+          launch.values = page_map(params.v_cache, params);
+          launch.heads_of_keys = PageBoxes::heads_of_block(params.k_cache);
+          launch.heads_of_values = PageBoxes::heads_of_block(params.v_cache);
+        }
+        const KvCopies copies = kernel == PrefillKernel::kTensorCopies ? KvCopies::kTensor : KvCopies::kAsync;
+        run_prefill_sm90<Element, head_size>(launch, copies, blocks, device.stream());
+        return run_merge_prefill<Element, head_size>(planned.launch, planned.max_split_tiles, device.stream());
+      }
+    }
+    using Traits = PrefillTraits<head_size>;
     const int blocks = device.num_multiprocessors() * kPrefillBlocksPerMultiprocessor;
-    const auto bounds = PrefillPlanBounds::of(params.num_tokens, params.num_requests, params.num_kv_heads, group,
-                                              Traits::kRows, blocks);
-    PrefillPlanParams plan{};
-    plan.cu_seqlens_q = params.cu_seqlens_q;
-    plan.context_lens = params.context_lens;
-    plan.num_requests = params.num_requests;
-    plan.num_kv_heads = params.num_kv_heads;
-    plan.group = group;
-    plan.window = params.window;
-    plan.rows = Traits::kRows;
-    plan.keys = Traits::kKeys;
-    plan.num_blocks = blocks;
-    plan.items = static_cast<PrefillItem*>(device.workspace(bounds.items * sizeof(PrefillItem)));
-    plan.split_tiles = static_cast<SplitTile*>(device.workspace(bounds.parts * sizeof(SplitTile)));
-    plan.counts = static_cast<PlanCounts*>(device.workspace(sizeof(PlanCounts)));
-    plan_prefill(plan, device.stream());
-
-    const int64_t parts = bounds.parts * params.num_kv_heads;
-    void* workspace = device.workspace(Partials::bytes(parts, Traits::kRows, HeadSize::value));
-    const PrefillLaunch launch{params,
-                               scale,
-                               block_shift(params.block_size),
-                               group,
-                               plan.items,
-                               plan.split_tiles,
-                               plan.counts,
-                               Partials::in(workspace, parts, Traits::kRows, HeadSize::value)};
-    run_prefill<Element, HeadSize::value>(launch, blocks, bounds.parts / 2, device.stream());
+    const PlannedPrefill planned = plan(params, scale, group, Traits::kRows, Traits::kKeys, blocks, device);
+    run_prefill<Element, head_size>(planned.launch, blocks, device.stream());
+    run_merge_prefill<Element, head_size>(planned.launch, planned.max_split_tiles, device.stream());
   });
 }
 

@@ -19,10 +19,14 @@ void run_decode(const DecodeLaunch& launch_params, int64_t num_rows_blocks, cuda
 }
 
 template <class Element, int head_size>
-void run_prefill(const PrefillLaunch& launch_params, int num_blocks, int64_t max_split_tiles, cudaStream_t stream) {
+void run_prefill(const PrefillLaunch& launch_params, int num_blocks, cudaStream_t stream) {
   const LaunchShape shape{dim3{static_cast<unsigned>(num_blocks), 1, 1}, kPrefillThreads,
                           PrefillTraits<head_size>::kSharedBytes};
   launch("prefill_attention", prefill_attention_kernel<Element, head_size>, shape, launch_params, stream);
+}
+
+template <class Element, int head_size>
+void run_merge_prefill(const PrefillLaunch& launch_params, int64_t max_split_tiles, cudaStream_t stream) {
   const LaunchShape merge_shape{
       dim3{static_cast<unsigned>(max_split_tiles), static_cast<unsigned>(launch_params.op.num_kv_heads), 1},
       kPrefillThreads};

@@ -15,6 +15,10 @@ template <class Element, int head_size>
 void run_decode(const DecodeLaunch& launch, int64_t num_rows_blocks, cudaStream_t stream);
 
 template <class Element, int head_size>
-void run_prefill(const PrefillLaunch& launch, int num_blocks, int64_t max_split_tiles, cudaStream_t stream);
+void run_prefill(const PrefillLaunch& launch, int num_blocks, cudaStream_t stream);
+
+// The parts of split tiles, whichever prefill has left them.
+template <class Element, int head_size>
+void run_merge_prefill(const PrefillLaunch& launch, int64_t max_split_tiles, cudaStream_t stream);
 
 }  // namespace cudaprefill

@@ -42,9 +42,9 @@ struct OnlineSoftmax {
   float maximum[2] = {kMinusInfinity, kMinusInfinity};
   float sum[2] = {0, 0};
 
-  // Scores become weights; what was accumulated before is scaled to the new maximum.
-  template <int tiles, int out_tiles>
-  __device__ __forceinline__ void update(float (&scores)[tiles][4], float (&out)[out_tiles][4], float factor) {
+  // Scores become weights. What was accumulated before is to be scaled to the new maximum by `correction`.
+  template <int tiles>
+  __device__ __forceinline__ void weigh(float (&scores)[tiles][4], float factor, float (&correction)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float highest = maximum[half];
@@ -54,9 +54,9 @@ struct OnlineSoftmax {
       highest = fmaxf(highest, __shfl_xor_sync(kFullWarp, highest, 2));
       // A row that has seen no key yet: any finite reference makes all of its weights 0.
       const float reference = highest == kMinusInfinity ? 0.0f : highest * factor;
-      const float correction = ptx::exp2_fast(maximum[half] * factor - reference);
+      correction[half] = ptx::exp2_fast(maximum[half] * factor - reference);
       maximum[half] = highest;
-      sum[half] *= correction;
+      sum[half] *= correction[half];
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
 #pragma unroll
@@ -65,12 +65,26 @@ struct OnlineSoftmax {
           sum[half] += scores[n][i];
         }
       }
+    }
+  }
+
+  template <int tiles>
+  __device__ __forceinline__ static void rescale(float (&out)[tiles][4], const float (&correction)[2]) {
 #pragma unroll
-      for (int n = 0; n < out_tiles; ++n) {
-        out[n][2 * half] *= correction;
-        out[n][2 * half + 1] *= correction;
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int n = 0; n < tiles; ++n) {
+        out[n][2 * half] *= correction[half];
+        out[n][2 * half + 1] *= correction[half];
       }
     }
+  }
+
+  template <int tiles, int out_tiles>
+  __device__ __forceinline__ void update(float (&scores)[tiles][4], float (&out)[out_tiles][4], float factor) {
+    float correction[2];
+    weigh(scores, factor, correction);
+    rescale(out, correction);
   }
 
   // Completes the sums over the four lanes that share a row.

@@ -50,6 +50,12 @@ __device__ __forceinline__ void store_shared(uint32_t address, const float2& val
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, const uint4& value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+               "r"(value.w)
+               : "memory");
+}
+
 // Returns what was there before.
 __device__ __forceinline__ uint32_t atomic_add_shared(uint32_t address, uint32_t value) {
   uint32_t before;

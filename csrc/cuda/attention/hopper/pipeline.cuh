@@ -1,0 +1,84 @@
+// The ring of stages through which keys and values reach the warpgroups, and the shared memory of the kernel.
+//
+// Every stage has two mbarriers. The producer waits until a stage is empty, fills it, and it is full; the consumers
+// wait until it is full, multiply, and it is empty:
+//
+//     producer:  wait(empty, parity ^ 1)  copy ...         consumers:  wait(full, parity)  multiply  arrive(empty)
+//
+// Tiles are counted through all items of a thread block: tile n is in stage n % kStages, for the n / kStages-th time.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <ptx/mbarrier.cuh>
+
+#include "csrc/cuda/attention/hopper/traits.h"
+
+namespace cudaprefill {
+
+struct PipelineStep {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(int stages) {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Addresses of the mbarriers. Values whose tile is not wholly part of the context land first (`values_landed`), have
+// their other rows zeroed, and only then are full.
+template <int stages>
+struct PipelineBarriers {
+  static constexpr int kKinds = 5;
+  static constexpr uint32_t kBytes = kKinds * stages * ptx::kMbarrierBytes;
+
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t keys_full(int stage) const { return at(0, stage); }
+  __device__ __forceinline__ uint32_t keys_empty(int stage) const { return at(1, stage); }
+  __device__ __forceinline__ uint32_t values_full(int stage) const { return at(2, stage); }
+  __device__ __forceinline__ uint32_t values_empty(int stage) const { return at(3, stage); }
+  __device__ __forceinline__ uint32_t values_landed(int stage) const { return at(4, stage); }
+
+  // By one thread.
+  __device__ __forceinline__ void init(uint32_t producer_arrivals, uint32_t consumer_arrivals) const {
+    for (int stage = 0; stage < stages; ++stage) {
+      ptx::mbarrier_init(keys_full(stage), producer_arrivals);
+      ptx::mbarrier_init(keys_empty(stage), consumer_arrivals);
+      ptx::mbarrier_init(values_full(stage), producer_arrivals);
+      ptx::mbarrier_init(values_empty(stage), consumer_arrivals);
+      ptx::mbarrier_init(values_landed(stage), 1);
+    }
+    ptx::fence_mbarrier_init();
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t at(int kind, int stage) const {
+    return base + (kind * stages + stage) * ptx::kMbarrierBytes;
+  }
+};
+
+// Where everything lies. The beginning is rounded up, for the runtime promises less than the swizzle needs.
+template <int head_size>
+struct PrefillMemory {
+  using Traits = HopperPrefillTraits<head_size>;
+  using Tile = OperandTile<head_size>;
+
+  uint32_t base;
+
+  __device__ __forceinline__ explicit PrefillMemory(uint32_t shared_base)
+      : base((shared_base + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment) {}
+
+  __device__ __forceinline__ Tile queries() const { return Tile{base}; }
+  __device__ __forceinline__ Tile keys(int stage) const {
+    return Tile{base + Traits::kStagesAt + stage * Traits::kTileBytes};
+  }
+  __device__ __forceinline__ Tile values(int stage) const { return keys(Traits::kStages + stage); }
+  __device__ __forceinline__ PipelineBarriers<Traits::kStages> barriers() const { return {base + Traits::kBarriersAt}; }
+};
+
+}  // namespace cudaprefill

@@ -1,0 +1,38 @@
+// The shape of a thread block of the Hopper prefill, by head size.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "csrc/cuda/attention/hopper/operand_tile.cuh"
+
+namespace cudaprefill {
+
+constexpr int kWarpgroupThreads = 128;
+constexpr int kWarpgroupRows = 64;
+
+constexpr bool hopper_has_head_size(int head_size) { return head_size == 64 || head_size == 128 || head_size == 256; }
+
+template <int head_size>
+struct HopperPrefillTraits {
+  static constexpr int kConsumers = head_size == 64 ? 3 : 2;  // warpgroups, 64 rows each
+  static constexpr int kRows = kConsumers * kWarpgroupRows;
+  static constexpr int kKeys = head_size == 256 ? 80 : 128;  // a whole number of pages
+  static constexpr int kPages = kKeys / kPageRows;
+  static constexpr int kStages = 2;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+
+  // The compiler gives all threads the same number; these two sum up to no more than that.
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+
+  static constexpr uint32_t kTileBytes = OperandTile<head_size>::bytes(kKeys);
+  static constexpr uint32_t kStagesAt = OperandTile<head_size>::bytes(kRows);  // after the queries
+  static constexpr uint32_t kBarriersAt = kStagesAt + 2 * kStages * kTileBytes;
+  static constexpr uint32_t kBarrierBytes = 128;
+  static constexpr uint32_t kSharedBytes = kSharedAlignment + kBarriersAt + kBarrierBytes;
+  static_assert(kSharedBytes <= 227 * 1024);
+};
+
+}  // namespace cudaprefill
