@@ -1,6 +1,7 @@
 # make chat    talk to a real model on the engine          make test    linters, C++ tests, pytest
 # make build   the extension, in place                     make bench   the everyday benchmarks
 # make fix     what the linters can mend by themselves     make clean   remove what was built
+# make bench-peers   this engine beside vLLM, llama.cpp and transformers (docs/performance.md)
 # make cuda    compile the CUDA kernels and report on them make gpu-check   test and time them on this GPU
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find csrc third_party -type f) CMakeLists.txt setup.py pyproject.toml
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: chat build test lint fix cpp-test bench cuda gpu-check clean
+.PHONY: chat build test lint fix cpp-test bench bench-peers cuda gpu-check clean
 
 chat: $(VENV)/built $(VENV)/model
 	@$(BIN)/cudaprefill chat $(ARGS)
@@ -35,10 +36,12 @@ fix: $(VENV)/dev
 cpp-test: $(VENV)/tests-built
 	$(BIN)/ctest --test-dir build/cmake --output-on-failure --no-tests=error
 
-bench: $(VENV)/built $(VENV)/model
-	$(BIN)/python benchmarks/scheduler.py
-	$(BIN)/python benchmarks/kv_utilisation.py
-	$(BIN)/python benchmarks/engine.py
+bench: $(VENV)/built $(VENV)/model $(VENV)/dev
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+# Peers live in environments of their own: CUDAPREFILL_VLLM_PYTHON and CUDAPREFILL_LLAMA_PYTHON say where.
+bench-peers: $(VENV)/built $(VENV)/model $(VENV)/dev
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 cuda: $(VENV)/built
 	$(BIN)/cmake --build build/cmake -j $(CORES) --target cuda_report

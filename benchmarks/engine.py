@@ -1,7 +1,9 @@
 """The whole engine on the real model, against the limits of the machine in the same run.
 
-Decode:  one stream's ITL against the time that reading its weights (in the dtype they are stored in) takes at the
-         measured bandwidth, attention apart. Limit to hold: 1.15.
+    python -m benchmarks.engine [--dtype float32] [--json FILE]
+
+Decode:  one stream's ITL against the time that reading its weights (as they are kept in memory) takes at the measured
+         bandwidth, attention apart. Limit to hold with float32 weights: 1.15.
 Prefill: the rate of a 1,600-token prompt, counting the operations of the linear layers and of causal attention, as a
          share of the float32 GEMM rate that torch reaches. Limit to hold: 0.75.
 Prefix:  TTFT of a 32-token question behind a cached 2,000-token prefix against the cold one. Limit to hold: 0.10.
@@ -10,24 +12,26 @@ Prefix:  TTFT of a 32-token question behind a cached 2,000-token prefix against 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from machine import gemm_rate, read_bandwidth
-
+from benchmarks.figures import Figure, write_figures
+from benchmarks.machine import gemm_rate, read_bandwidth
 from cudaprefill import LLM, SamplingParams
 from cudaprefill.models import default_model_path, read_model_config
+from cudaprefill.models.block_matrix import BlockMatrix, Matrix
 from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.decoder import Decoder
 
 DECODE_CONTEXT = 32
 DECODE_TOKENS = 128
 PREFILL_TOKENS = 1600
 PREFIX_TOKENS = 2000
 QUESTION_TOKENS = 32
+READ_BYTES = 512 * 2**20  # to measure the bandwidth with: more than any cache
 
 
 def linear_parameters(config: ModelConfig) -> int:
@@ -49,95 +53,128 @@ def fresh_prompt(length: int, vocab_size: int) -> list[int]:
     return [random.randrange(10, vocab_size) for _ in range(length)]
 
 
-def measure_decode(llm: LLM, config: ModelConfig, repeats: int) -> dict[str, float]:
+def weight_bytes(llm: LLM) -> int:
+    """What one decode step reads of the matrices of the layers and of the LM head."""
+
+    def of(matrix: Matrix) -> int:
+        return matrix.num_bytes if isinstance(matrix, BlockMatrix) else matrix.nbytes
+
+    def count(model: Decoder) -> int:
+        layers = sum(
+            of(each) for layer in model.weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        )
+        return layers + of(model.weights.lm_head)
+
+    return llm._engine.call(lambda engine: count(engine.model_runner.model)).result()  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One sample a repeat; seconds and bytes a second."""
+
+    num_bytes: int
+    itls: list[float]
+    bandwidths: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """ITL over the time that reading takes."""
+        pairs = zip(self.itls, self.bandwidths, strict=True)
+        return [itl * bandwidth / self.num_bytes for itl, bandwidth in pairs]
+
+
+def measure_decode(llm: LLM, config: ModelConfig, repeats: int) -> Decode:
     params = SamplingParams(temperature=0, max_tokens=DECODE_TOKENS, ignore_eos=True)
-    itls, bandwidths = [], []
-    weight_bytes = 4 * (linear_parameters(config) + config.hidden_size * config.vocab_size)
+    decode = Decode(weight_bytes(llm), [], [])
     for _ in range(repeats):
-        bandwidths.append(read_bandwidth(weight_bytes, repeats=5))
+        decode.bandwidths.append(read_bandwidth(READ_BYTES, repeats=5))
         metrics = llm.generate([fresh_prompt(DECODE_CONTEXT, config.vocab_size)], params)[0].metrics
         assert metrics is not None
-        itls.append(statistics.median(metrics.itl))
-    bandwidth = statistics.median(bandwidths)
-    itl = statistics.median(itls)
-    return {
-        "itl_ms": itl * 1e3,
-        "weight_bytes": weight_bytes,
-        "bandwidth_GB_s": bandwidth / 1e9,
-        "weights_ms": weight_bytes / bandwidth * 1e3,
-        "ratio": itl / (weight_bytes / bandwidth),
-    }
+        decode.itls.append(statistics.median(metrics.itl))
+    return decode
 
 
-def measure_prefill(llm: LLM, config: ModelConfig, repeats: int) -> dict[str, float]:
-    params = SamplingParams(temperature=0, max_tokens=1)
-    ttfts, rates = [], []
+@dataclass(frozen=True)
+class Prefill:
+    """One sample a repeat; seconds and operations a second."""
+
+    ttfts: list[float]
+    gemm_rates: list[float]
+    operations: float
+
+    @property
+    def ratios(self) -> list[float]:
+        """The rate over that of the matrix product."""
+        pairs = zip(self.ttfts, self.gemm_rates, strict=True)
+        return [self.operations / ttft / rate for ttft, rate in pairs]
+
+
+def measure_prefill(llm: LLM, config: ModelConfig, repeats: int) -> Prefill:
+    prefill = Prefill([], [], prefill_operations(config, PREFILL_TOKENS))
     for _ in range(repeats):
-        rates.append(gemm_rate())
-        metrics = llm.generate([fresh_prompt(PREFILL_TOKENS, config.vocab_size)], params)[0].metrics
-        assert metrics is not None
-        assert metrics.ttft is not None
-        ttfts.append(metrics.ttft)
-    ttft, rate = statistics.median(ttfts), statistics.median(rates)
-    reached = prefill_operations(config, PREFILL_TOKENS) / ttft
-    return {
-        "ttft_ms": ttft * 1e3,
-        "tokens_s": PREFILL_TOKENS / ttft,
-        "GFLOP_s": reached / 1e9,
-        "gemm_GFLOP_s": rate / 1e9,
-        "ratio": reached / rate,
-    }
+        prefill.gemm_rates.append(gemm_rate())
+        prefill.ttfts.append(ttft(llm, fresh_prompt(PREFILL_TOKENS, config.vocab_size)))
+    return prefill
 
 
-def measure_prefix(llm: LLM, config: ModelConfig, repeats: int) -> dict[str, float]:
-    params = SamplingParams(temperature=0, max_tokens=1)
+def measure_prefix(llm: LLM, config: ModelConfig, repeats: int) -> tuple[list[float], list[float]]:
+    """TTFTs in seconds, cold and behind a cached prefix."""
     cold, hit = [], []
     for _ in range(repeats):
         prefix = fresh_prompt(PREFIX_TOKENS, config.vocab_size)
         for ttfts in (cold, hit):
-            metrics = llm.generate([prefix + fresh_prompt(QUESTION_TOKENS, config.vocab_size)], params)[0].metrics
-            assert metrics is not None
-            assert metrics.ttft is not None
-            ttfts.append(metrics.ttft)
-    return {
-        "cold_ms": statistics.median(cold) * 1e3,
-        "hit_ms": statistics.median(hit) * 1e3,
-        "ratio": statistics.median(hit) / statistics.median(cold),
-    }
+            ttfts.append(ttft(llm, prefix + fresh_prompt(QUESTION_TOKENS, config.vocab_size)))
+    return cold, hit
+
+
+def ttft(llm: LLM, prompt: list[int]) -> float:
+    metrics = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=1))[0].metrics
+    assert metrics is not None
+    assert metrics.ttft is not None
+    return metrics.ttft
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--budget", type=int, default=512, help="token budget of a step")
+    parser.add_argument("--dtype", default="auto", help="of the weights (default: as stored)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args()
     config = read_model_config(default_model_path())
-    with LLM(max_num_batched_tokens=flags.budget) as llm:
+    with LLM(max_num_batched_tokens=flags.budget, dtype=flags.dtype) as llm:
         print(llm.info)
-        figures = {
-            "decode": measure_decode(llm, config, flags.repeats),
-            "prefill": measure_prefill(llm, config, flags.repeats),
-            "prefix": measure_prefix(llm, config, flags.repeats),
-        }
-        setting = {"kernels": llm.info.kernels, "threads": llm.info.threads, "budget": flags.budget}
-    decode, prefill, prefix = figures["decode"], figures["prefill"], figures["prefix"]
+        info = llm.info
+        decode = measure_decode(llm, config, flags.repeats)
+        prefill = measure_prefill(llm, config, flags.repeats)
+        cold, hit = measure_prefix(llm, config, flags.repeats)
+    median = statistics.median
+    bandwidth, tokens_s = median(decode.bandwidths), [PREFILL_TOKENS / ttft for ttft in prefill.ttfts]
+    ratios = [behind / alone for behind, alone in zip(hit, cold, strict=True)]
     print(
-        f"decode   ITL {decode['itl_ms']:.2f} ms, reading {decode['weight_bytes'] / 1e6:.0f} MB at "
-        f"{decode['bandwidth_GB_s']:.1f} GB/s takes {decode['weights_ms']:.2f} ms: "
-        f"{decode['ratio']:.3f} (goal: at most 1.15)"
+        f"decode   ITL {median(decode.itls) * 1e3:.2f} ms, reading {decode.num_bytes / 1e6:.0f} MB at "
+        f"{bandwidth / 1e9:.1f} GB/s takes {decode.num_bytes / bandwidth * 1e3:.2f} ms: {median(decode.ratios):.3f}"
     )
     print(
-        f"prefill  {PREFILL_TOKENS} tokens in {prefill['ttft_ms']:.0f} ms = {prefill['tokens_s']:.0f} tok/s, "
-        f"{prefill['GFLOP_s']:.0f} GFLOP/s of torch's {prefill['gemm_GFLOP_s']:.0f}: "
-        f"{prefill['ratio']:.3f} (goal: at least 0.75)"
+        f"prefill  {PREFILL_TOKENS} tokens in {median(prefill.ttfts) * 1e3:.0f} ms = {median(tokens_s):.0f} tok/s, "
+        f"{prefill.operations / median(prefill.ttfts) / 1e9:.0f} GFLOP/s of torch's "
+        f"{median(prefill.gemm_rates) / 1e9:.0f}: {median(prefill.ratios):.3f} (goal: at least 0.75)"
     )
     print(
-        f"prefix   TTFT {prefix['cold_ms']:.0f} ms cold, {prefix['hit_ms']:.1f} ms behind {PREFIX_TOKENS} cached "
-        f"tokens: {prefix['ratio']:.3f} (goal: at most 0.10)"
+        f"prefix   TTFT {median(cold) * 1e3:.0f} ms cold, {median(hit) * 1e3:.1f} ms behind {PREFIX_TOKENS} cached "
+        f"tokens: {median(ratios):.3f} (goal: at most 0.10)"
     )
     if flags.json:
-        flags.json.write_text(json.dumps({**setting, "torch": torch.__version__, **figures}, indent=2) + "\n")
+        figures = [
+            Figure("one stream, ITL", "ms", [itl * 1e3 for itl in decode.itls]),
+            Figure("one stream, ITL over reading the weights", "x", decode.ratios),
+            Figure(f"prefill of {PREFILL_TOKENS} tokens", "tok/s", tokens_s, more_is_better=True),
+            Figure("prefill over torch's GEMM", "x", prefill.ratios, more_is_better=True),
+            Figure("TTFT behind a cached prefix", "ms", [seconds * 1e3 for seconds in hit]),
+            Figure("TTFT behind a cached prefix over cold", "x", ratios),
+        ]
+        setting = {"kernels": info.kernels, "threads": info.threads, "weights": info.dtype, "budget": flags.budget}
+        write_figures(flags.json, figures, setting)
     return 0
 
 

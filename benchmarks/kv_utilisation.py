@@ -1,6 +1,6 @@
 """How much of the KV memory that requests hold is filled with tokens.
 
-    python benchmarks/kv_utilisation.py
+    python -m benchmarks.kv_utilisation [--json FILE]
 
 100 requests arrive at once and run to their end through the real scheduler, without a model, over a pool of 131,072
 slots. Prompt lengths are log-normal around 400 tokens (sigma 1.2), output lengths around 200 (sigma 0.9), cut so that
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.figures import Figure, write_figures
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
 from cudaprefill.sampling_params import SamplingParams
@@ -75,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the figures of our blocks to this file")
     args = parser.parse_args()
     lengths = draw_lengths(args.requests, args.seed)
     totals = np.sum(lengths, axis=1)
@@ -88,6 +91,9 @@ def main() -> None:
             f"{name:>16}: {100 * result.share:6.2f} % of the held KV memory has tokens, "
             f"{result.running:5.1f} requests run at once, {result.steps} steps"
         )
+        if args.json and block_size == 16:
+            share = Figure("held KV memory with tokens", "%", [100 * result.share], more_is_better=True)
+            write_figures(args.json, [share, Figure("steps of the KV memory run", "steps", [result.steps])])
 
 
 if __name__ == "__main__":

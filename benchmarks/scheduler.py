@@ -1,6 +1,6 @@
 """What the scheduler costs: schedule + batch arrays + commit of the sampled tokens, without a model.
 
-    python benchmarks/scheduler.py
+    python -m benchmarks.scheduler [--json FILE]
 
 Every request decodes; the pool has 150,000 blocks of 16. A last line times the look-up of a cached 32k-token prompt.
 """
@@ -10,15 +10,18 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 
+from benchmarks.figures import Figure, write_figures
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.scheduler import Scheduler, SchedulerConfig
 from cudaprefill.sampling_params import SamplingParams
 
 NUM_BLOCKS = 150_000
 BLOCK_SIZE = 16
+NUM_SAMPLES = 5  # of a figure: medians of so many parts of the run
 VOCAB_SIZE = 32_000
 
 
@@ -55,7 +58,7 @@ def step(scheduler: Scheduler, token_ids: np.ndarray) -> tuple[float, float, flo
     return scheduled - start, built - scheduled, time.perf_counter() - built
 
 
-def time_decodes(num_requests: int, num_tokens: int, num_steps: int) -> None:
+def time_decodes(num_requests: int, num_tokens: int, num_steps: int) -> Figure:
     random_numbers = random.Random(0)
     scheduler = make_scheduler(num_requests, max_model_len=32_768)
     for index in range(num_requests):
@@ -71,9 +74,10 @@ def time_decodes(num_requests: int, num_tokens: int, num_steps: int) -> None:
         f"(schedule {schedule_ms:.3f}, build {build_ms:.3f}, commit {commit_ms:.3f}), "
         f"p99 {np.quantile(total, 0.99):.3f} ms"
     )
+    return Figure(f"scheduling of {num_requests} requests", "ms", _medians(total))
 
 
-def time_prefix_match(num_tokens: int, repeats: int) -> None:
+def time_prefix_match(num_tokens: int, repeats: int) -> Figure:
     """Admits one prompt again and again: hashing, looking up and taking all its cached blocks."""
     scheduler = make_scheduler(1, max_model_len=num_tokens + 1)
     prompt = make_request("", num_tokens, random.Random(0)).prompt_token_ids
@@ -89,6 +93,11 @@ def time_prefix_match(num_tokens: int, repeats: int) -> None:
             scheduler.end_step(schedule)
             schedule = scheduler.schedule()
     print(f"prefix match of {num_tokens} tokens, in its step: median {np.median(times[1:]):.3f} ms")
+    return Figure(f"prefix match of {num_tokens} tokens", "ms", _medians(np.array(times[1:])))
+
+
+def _medians(times: np.ndarray) -> list[float]:
+    return [float(np.median(part)) for part in np.array_split(times, NUM_SAMPLES)]
 
 
 def main() -> None:
@@ -96,10 +105,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--tokens", type=int, default=2048, help="prompt tokens of each request")
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
-    for num_requests in args.requests:
-        time_decodes(num_requests, args.tokens, args.steps)
-    time_prefix_match(32_768, repeats=50)
+    figures = [time_decodes(num_requests, args.tokens, args.steps) for num_requests in args.requests]
+    figures.append(time_prefix_match(32_768, repeats=50))
+    if args.json:
+        write_figures(args.json, figures)
 
 
 if __name__ == "__main__":

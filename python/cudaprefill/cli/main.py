@@ -15,7 +15,7 @@ from cudaprefill.cli.tune_flags import add_tune_commands
 from cudaprefill.errors import EngineDeadError, QueueFullError
 
 # A command's module is imported only when it runs: --help must not wait for torch.
-NAMES = ("chat", "generate", "info", "serve", "top", "explain", "trace", "replay", "advise")
+NAMES = ("chat", "generate", "info", "serve", "top", "explain", "trace", "replay", "advise", "profile")
 COMMANDS = {name: f"cudaprefill.cli.{name}" for name in NAMES}
 
 
@@ -91,6 +91,19 @@ def build_parser() -> argparse.ArgumentParser:
     top.add_argument("--speed", type=float, default=1.0, help="of --play (default: %(default)s)")
 
     add_tune_commands(commands)
+
+    profile = commands.add_parser("profile", help="where the time of a step goes: of decodes, of a prompt, of both")
+    profile.add_argument(
+        "--streams", type=count, default=1, metavar="N", help="decodes of a step (default: %(default)s)"
+    )
+    profile.add_argument("--context", type=count, default=1024, metavar="N", help="of each (default: %(default)s)")
+    profile.add_argument("--prefill-tokens", type=count, default=512, metavar="N", help="(default: %(default)s)")
+    profile.add_argument("--steps", type=count, default=20, metavar="N", help="of each kind (default: %(default)s)")
+    profile.add_argument("--json", action="store_true", help="as one JSON object, in seconds")
+    profile.add_argument(
+        "--torch-trace", metavar="OUT.json", help="a few steps as torch's profiler sees them, for Perfetto"
+    )
+    add_engine_flags(profile)
     return parser
 
 

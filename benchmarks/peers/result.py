@@ -1,0 +1,217 @@
+"""What a run has found: raw samples of every engine, the figures made of them, a table and a picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.workloads import Samples
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of an engine: a statistic of its samples."""
+
+    title: str
+    samples: str  # the key of a workload's samples
+    unit: str
+    statistic: Callable[[Sequence[float]], float] = statistics.median
+    more_is_better: bool = False
+
+
+def quantile(share: float) -> Callable[[Sequence[float]], float]:
+    """The least sample that at least `share` of all do not exceed."""
+    return lambda samples: sorted(samples)[max(0, math.ceil(share * len(samples)) - 1)]
+
+
+def figures_of(samples: Samples) -> list[Figure]:
+    """The figures that these samples give, in the order of the table."""
+    lengths = sorted(int(name.split("_")[1]) for name in samples if name.startswith("prefill_"))
+    all_figures = [
+        *(
+            Figure(f"prefill, {length:,} tokens", f"prefill_{length}_tokens_s", "tok/s", more_is_better=True)
+            for length in lengths
+        ),
+        Figure("one stream, mean ITL", "decode_itl_ms", "ms"),
+        Figure("batch, wall time", "batch_wall_s", "s"),
+        Figure("chats + long prompt: ITL p50", "chats_itl_ms", "ms", quantile(0.50)),
+        Figure("chats + long prompt: ITL p99", "chats_itl_ms", "ms", quantile(0.99)),
+        Figure("chats + long prompt: ITL max", "chats_itl_ms", "ms", max),
+        Figure("chats + long prompt: long TTFT", "chats_long_ttft_s", "s"),
+        Figure("prefix, TTFT cold", "prefix_cold_s", "s"),
+        Figure("prefix, TTFT of a hit", "prefix_hit_s", "s"),
+    ]
+    return [figure for figure in all_figures if samples.get(figure.samples)]
+
+
+@dataclass
+class EngineResult:
+    """One engine's part of a run."""
+
+    name: str
+    title: str
+    version: str
+    command: str
+    note: str
+    start_seconds: float
+    rounds: list[Samples] = field(default_factory=list)
+
+    @property
+    def samples(self) -> Samples:
+        """Of all rounds together."""
+        pooled: Samples = {}
+        for samples in self.rounds:
+            for name, values in samples.items():
+                pooled.setdefault(name, []).extend(values)
+        return pooled
+
+    def value(self, figure: Figure) -> float | None:
+        samples = self.samples.get(figure.samples)
+        return figure.statistic(samples) if samples else None
+
+
+@dataclass
+class Result:
+    """A whole run, as it is kept."""
+
+    date: str
+    machine: dict[str, Any]
+    model: dict[str, str]
+    sizes: dict[str, Any]
+    limits: dict[str, list[float]]  # gemm_GFLOP_s and read_GB_s, one a round
+    absent: dict[str, str]  # peers that were not measured, and why
+    engines: list[EngineResult]
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        content = json.loads(path.read_text())
+        engines = [EngineResult(**engine) for engine in content.pop("engines")]
+        return cls(**content, engines=engines)
+
+    @property
+    def figures(self) -> list[Figure]:
+        """Of all engines."""
+        union: Samples = {}
+        for engine in self.engines:
+            union |= engine.samples
+        return figures_of(union)
+
+    @property
+    def baseline(self) -> EngineResult:
+        """vLLM where it was measured, else the first engine."""
+        return next((engine for engine in self.engines if engine.name == "vllm"), self.engines[0])
+
+    def ratio(self, engine: EngineResult, figure: Figure) -> float | None:
+        """An engine's figure over the baseline's; None where one of them has none."""
+        own, base = engine.value(figure), self.baseline.value(figure)
+        return None if own is None or not base else own / base
+
+
+def markdown(result: Result) -> str:
+    """The table, with what is needed to read it."""
+    baseline, engines = result.baseline, result.engines
+    rows = [
+        f"| | {' | '.join(engine.title for engine in engines)} |",
+        "|---" * (len(engines) + 1) + "|",
+    ]
+    for figure in result.figures:
+        cells = [_cell(result, engine, figure) for engine in engines]
+        rows.append(f"| {figure.title} ({figure.unit}) | {' | '.join(cells)} |")
+    starts = " | ".join(f"{engine.start_seconds:.1f}" for engine in engines)
+    limits = ", ".join(
+        f"{statistics.median(values):.0f} {unit} ({min(values):.0f} to {max(values):.0f})"
+        for values, unit in ((result.limits["gemm_GFLOP_s"], "GFLOP/s"), (result.limits["read_GB_s"], "GB/s"))
+    )
+    machine = result.machine
+    lines = [
+        f"{result.date}, {machine['cpu']}, {machine['threads']} threads, {result.model['file']}, medians of "
+        f"{max(len(engine.rounds) for engine in engines)} rounds. In brackets: the ratio to {baseline.title}.",
+        "",
+        *rows,
+        f"| start to first answer (s) | {starts} |",
+        "",
+        f"Limits of the machine in the same run, by torch: {limits}.",
+        "",
+        *(
+            f"- {engine.title}: version {engine.version}{'; ' if engine.note else ''}{engine.note}. `{engine.command}`"
+            for engine in engines
+        ),
+        *(f"- {name}: not measured, {reason}." for name, reason in result.absent.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(result: Result, engine: EngineResult, figure: Figure) -> str:
+    value, ratio = engine.value(figure), result.ratio(engine, figure)
+    if value is None:
+        return "-"
+    return number(value) if ratio is None or engine is result.baseline else f"{number(value)} ({ratio:.2f}x)"
+
+
+def number(value: float) -> str:
+    """Three digits of it."""
+    digits = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{digits}f}"
+
+
+_WIDTH, _LEFT, _RIGHT, _BAR, _GAP = 860, 230, 70, 11, 12
+_COLOURS = ("#4c72b0", "#64b5cd", "#dd8452", "#55a868", "#8172b3", "#8c8c8c")
+
+
+def picture(result: Result) -> str:
+    """SVG: for each figure, how many times as fast as the baseline each engine is, on a logarithmic scale."""
+    rows = [
+        (figure, [(index, engine, ratio if figure.more_is_better else 1 / ratio) for index, engine, ratio in ratios])
+        for figure in result.figures
+        if (ratios := [(i, e, r) for i, e in enumerate(result.engines) if (r := result.ratio(e, figure))])
+    ]
+    speeds = [speed for _, bars in rows for _, _, speed in bars]
+    low, high = math.log(min([0.5, *speeds])), math.log(max([2.0, *speeds]))
+
+    def across(speed: float) -> float:
+        return _LEFT + (math.log(speed) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+
+    parts, y = [], 34 + 16 * len(result.engines)
+    bottom = y + sum(len(bars) * _BAR + _GAP for _, bars in rows)
+    for power in range(math.ceil(low / math.log(2)), math.floor(high / math.log(2)) + 1):
+        x, speed = across(2.0**power), 2.0**power
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{y - 8}" x2="{x:.1f}" y2="{bottom}" stroke="#{"444" if power == 0 else "ddd"}"/>'
+        )
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{speed:g}x</text>')
+    for figure, bars in rows:
+        parts.append(f'<text x="8" y="{y + len(bars) * _BAR / 2 + 4:.1f}">{escape(figure.title)}</text>')
+        for index, _, speed in bars:
+            begin, end = sorted((across(1.0), across(speed)))
+            parts.append(
+                f'<rect x="{begin:.1f}" y="{y}" width="{max(end - begin, 1):.1f}" height="{_BAR - 2}" '
+                f'fill="{_COLOURS[index % len(_COLOURS)]}"><title>{speed:.2f}x</title></rect>'
+            )
+            y += _BAR
+        y += _GAP
+    legend = [
+        f'<rect x="8" y="{28 + 16 * index}" width="10" height="10" fill="{_COLOURS[index % len(_COLOURS)]}"/>'
+        f'<text x="24" y="{37 + 16 * index}">{escape(engine.title)}</text>'
+        for index, engine in enumerate(result.engines)
+    ]
+    title = f"Times as fast as {result.baseline.title}, {result.date}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {bottom + 24}" '
+            'font-family="sans-serif" font-size="12">',
+            f'<rect width="{_WIDTH}" height="{bottom + 24}" fill="white"/>',
+            f'<text x="8" y="18" font-size="14">{escape(title)}</text>',
+            *legend,
+            *parts,
+            "</svg>\n",
+        ]
+    )
