@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.cuda.backends import backend_of_ops, emulation
 from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
