@@ -50,7 +50,7 @@ async def take(app: CudaprefillApp) -> None:
             picture = app.export_screenshot(title="cudaprefill chat").replace("Fira Code", FONT)
             path = Path(__file__).with_name(f"{name}.png")
             cairosvg.svg2png(
-                bytestring=picture.encode(), write_to=str(path), output_width=size[0] * (9 if size[0] < 150 else 7)
+                bytestring=picture.encode(), write_to=str(path), output_width=size[0] * (8 if size[0] < 150 else 6)
             )
             print(path, path.stat().st_size)
 

@@ -52,7 +52,7 @@ def test_brackets_are_shown_as_they_stand_everywhere(tmp_path: Path) -> None:
 
     async def main() -> None:
         link = FakeLink(script=script)
-        async with desktop(tmp_path, link, size=(200, 60)) as desk:
+        async with desktop(tmp_path, link, size=(169, 60)) as desk:
             link.apply(snapshot(engine=engine))
             await desk.ask(f"prompt {BRACKETS}")
             desk.screen.tell(f"told {BRACKETS}")
@@ -119,6 +119,7 @@ def test_the_server_gets_the_conversation_and_its_settings(tmp_path: Path) -> No
             assert sent == settings
             await desk.press("f7")
             await desk.until(lambda: desk.dialog)
+            await desk.pilot.pause(0.1)
             desk.app.screen.query_one("#temperature", Input).value = "3"
             await desk.pilot.click("#accept")
             await desk.until(lambda: "must lie in 0 .. 2, got 3" in desk.text(".error"))

@@ -17,6 +17,9 @@ from cudaprefill.protocol.telemetry import ServerMessage, TelemetryBlock, Teleme
 from .backend import Message
 from .conversations import AnswerCost, ChatSettings
 
+MIN_FIRST_SAMPLE = (
+    1e-4  # seconds; an engine that samples in the step of the last chunk tells less, and nothing of worth
+)
 LinkState = Literal["connecting", "live", "lost", "refused"]
 STATE_WORDS = {
     "connecting": "◌ connecting",
@@ -149,6 +152,9 @@ class EngineLink(ABC):
         if record is None or record.first_token is None or record.first_scheduled is None:
             return None
         last_chunk = min(self._last_chunk.get(number, record.first_token), record.first_token)
+        first_sample = record.first_token - last_chunk
+        if first_sample < MIN_FIRST_SAMPLE:
+            last_chunk = record.first_token
         gaps = record.output_tokens - 1
         last_token = record.last_token or record.first_token
         return AnswerCost(
@@ -158,7 +164,7 @@ class EngineLink(ABC):
             chunks=record.num_chunks or None,
             queue=record.first_scheduled - record.arrived,
             prefill=max(last_chunk - record.first_scheduled, 0.0),
-            first_sample=record.first_token - last_chunk,
+            first_sample=first_sample if first_sample >= MIN_FIRST_SAMPLE else None,
             ttft=record.first_token - record.arrived,
             mean_itl=(last_token - record.first_token) / gaps if gaps > 0 else None,
         )
@@ -167,8 +173,10 @@ class EngineLink(ABC):
         """`cost` with the number of chunks, and the first sample apart from the prefill, where telemetry knows them."""
         number = self.view.number_of(response_id)
         known = self.cost_of(number) if number is not None else None
-        if known is None or cost.prefill is None or known.first_sample is None:
+        if known is None:
             return cost
+        if cost.prefill is None or known.first_sample is None:
+            return replace(cost, chunks=known.chunks)
         first_sample = min(known.first_sample, cost.prefill)
         return replace(cost, chunks=known.chunks, prefill=cost.prefill - first_sample, first_sample=first_sample)
 

@@ -47,7 +47,7 @@ SCENARIOS = (
     ),
     Scenario(
         "prefix",
-        "The same prefix again and again",
+        "The same prefix many times",
         "Questions about one document. The first pays for the prefill, the others find its blocks: TTFT falls, shared "
         "blocks show in the map. Reset the prefix cache (Engine) to see the price again.",
     ),

@@ -22,10 +22,18 @@ from .pane import Pane
 
 FIELDS = {
     "users": "Users",
-    "document_words": "Document, words",
-    "max_tokens": "Answer, tokens",
-    "pause": "Pause, seconds",
+    "document_words": "Words",
+    "max_tokens": "Max tokens",
+    "pause": "Pause, s",
 }
+
+
+class _Choice(RadioButton):
+    """One whose state shows without colour."""
+
+    @property
+    def BUTTON_INNER(self) -> str:  # type: ignore[override]  # noqa: N802  (Textual's name)
+        return "●" if self.value else "○"
 
 
 class LoadPane(Pane):
@@ -54,16 +62,16 @@ class LoadPane(Pane):
         with Horizontal(id="load-setup"):
             with RadioSet(id="load-scenario", compact=True):
                 for scenario in SCENARIOS:
-                    yield RadioButton(scenario.title, name=scenario.name, value=scenario is SCENARIOS[0], compact=True)
+                    yield _Choice(scenario.title, name=scenario.name, value=scenario is SCENARIOS[0], compact=True)
             with Vertical(id="load-fields"):
                 for name, title in FIELDS.items():
                     with Horizontal(classes="field"):
                         yield Label(title)
                         yield Input(id=f"load-{name}", type="number" if name == "pause" else "integer", compact=True)
-            with Vertical(id="load-buttons"):
-                yield Button("Start", id="load-start", variant="primary", compact=True)
-                yield Button("Stop", id="load-stop", disabled=True, compact=True)
-        yield Static(id="load-figures")
+        with Horizontal(id="load-state"):
+            yield Button("Start", id="load-start", variant="primary", compact=True)
+            yield Button("Stop", id="load-stop", disabled=True, compact=True)
+            yield Static(id="load-figures")
         yield Static(id="load-shows")
 
     def on_mount(self) -> None:
