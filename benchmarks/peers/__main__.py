@@ -28,6 +28,7 @@ from benchmarks.machine import gemm_rate, read_bandwidth
 from benchmarks.peers.client import Client
 from benchmarks.peers.convert import file_hash, safetensors_folder
 from benchmarks.peers.engines import Engine, RunningEngine, installed_version, one_at_a_time, our_engine, vllm
+from benchmarks.peers.limits import limits_of
 from benchmarks.peers.result import EngineResult, Result, markdown, picture
 from benchmarks.peers.workloads import WORKLOADS, Samples, Sizes
 from cudaprefill import __version__
@@ -114,8 +115,8 @@ def measure(flags: argparse.Namespace, sizes: Sizes, chosen: list[Engine], found
             asyncio.run(one_round(running[-1], Sizes.tiny(sizes.vocab_size), seed - 1, only))
             running[-1].freeze()
         for number in range(flags.rounds):
-            found.limits["gemm_GFLOP_s"].append(gemm_rate() / 1e9)
-            found.limits["read_GB_s"].append(read_bandwidth(READ_BYTES) / 1e9)
+            found.limits.gemm_GFLOP_s.append(gemm_rate() / 1e9)
+            found.limits.read_GB_s.append(read_bandwidth(READ_BYTES) / 1e9)
             for each, result in zip(running, found.engines, strict=True):
                 say(f"round {number + 1} of {flags.rounds}: {each.engine.title}")
                 each.thaw()
@@ -155,8 +156,7 @@ def main() -> int:
         say(f"{name} is left out: {reason}")
     date = datetime.now(timezone.utc).date().isoformat()
     description = {"file": model.name, "sha256": file_hash(model) if model.is_file() else ""}
-    limits: dict[str, list[float]] = {"gemm_GFLOP_s": [], "read_GB_s": []}
-    found = Result(date, machine(), description, asdict(sizes), limits, absent, [])
+    found = Result(date, machine(), description, asdict(sizes), limits_of(model, sizes.prefill), absent, [])
     measure(flags, sizes, chosen, found)
 
     stem = flags.results / f"{date}-peers-cpu"

@@ -38,8 +38,9 @@ class Stream:
 
     @property
     def mean_itl(self) -> float:
-        """Seconds between two tokens on average, however they were put into events."""
-        return (self.events[-1][0] - self.first) / (self.num_tokens - self.events[0][1])
+        """Seconds between two tokens on average, however they were put into events; 0.0 if all came at once."""
+        later_tokens = self.num_tokens - self.events[0][1]
+        return (self.events[-1][0] - self.first) / later_tokens if later_tokens else 0.0
 
     def gaps(self, begin: float, end: float) -> list[float]:
         """Seconds between events, of all gaps that touch the span from `begin` to `end`."""

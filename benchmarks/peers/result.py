@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.limits import Limits
 from benchmarks.peers.workloads import Samples
 
 
@@ -84,7 +85,7 @@ class Result:
     machine: dict[str, Any]
     model: dict[str, str]
     sizes: dict[str, Any]
-    limits: dict[str, list[float]]  # gemm_GFLOP_s and read_GB_s, one a round
+    limits: Limits
     absent: dict[str, str]  # peers that were not measured, and why
     engines: list[EngineResult]
 
@@ -95,7 +96,7 @@ class Result:
     def read(cls, path: Path) -> Result:
         content = json.loads(path.read_text())
         engines = [EngineResult(**engine) for engine in content.pop("engines")]
-        return cls(**content, engines=engines)
+        return cls(**{**content, "limits": Limits(**content["limits"])}, engines=engines)
 
     @property
     def figures(self) -> list[Figure]:
@@ -127,10 +128,6 @@ def markdown(result: Result) -> str:
         cells = [_cell(result, engine, figure) for engine in engines]
         rows.append(f"| {figure.title} ({figure.unit}) | {' | '.join(cells)} |")
     starts = " | ".join(f"{engine.start_seconds:.1f}" for engine in engines)
-    limits = ", ".join(
-        f"{statistics.median(values):.0f} {unit} ({min(values):.0f} to {max(values):.0f})"
-        for values, unit in ((result.limits["gemm_GFLOP_s"], "GFLOP/s"), (result.limits["read_GB_s"], "GB/s"))
-    )
     machine = result.machine
     lines = [
         f"{result.date}, {machine['cpu']}, {machine['threads']} threads, {result.model['file']}, medians of "
@@ -139,7 +136,7 @@ def markdown(result: Result) -> str:
         *rows,
         f"| start to first answer (s) | {starts} |",
         "",
-        f"Limits of the machine in the same run, by torch: {limits}.",
+        *_limits(result.limits),
         "",
         *(
             f"- {engine.title}: version {engine.version}{'; ' if engine.note else ''}{engine.note}. `{engine.command}`"
@@ -148,6 +145,30 @@ def markdown(result: Result) -> str:
         *(f"- {name}: not measured, {reason}." for name, reason in result.absent.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _limits(limits: Limits) -> list[str]:
+    """What the machine gave in the same run, and what would follow from it alone."""
+    gemm, read = (statistics.median(rates) for rates in (limits.gemm_GFLOP_s, limits.read_GB_s))
+    lines = [
+        "| limit in the same run | rate, by torch | what follows |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| decode: {num_bytes / 1e6:,.0f} MB of weights, {stored} | {_range(limits.read_GB_s)} GB/s read | "
+        f"ITL of {number(num_bytes / read / 1e6)} ms |"
+        for stored, num_bytes in limits.decode_bytes.items()
+    ]
+    lines += [
+        f"| prefill: {int(length):,} tokens, {operations / 1e9:,.0f} GFLOP | {_range(limits.gemm_GFLOP_s)} GFLOP/s | "
+        f"{number(int(length) * gemm * 1e9 / operations)} tok/s |"
+        for length, operations in limits.prefill_operations.items()
+    ]
+    return lines
+
+
+def _range(samples: Sequence[float]) -> str:
+    return f"{number(statistics.median(samples))} ({number(min(samples))} to {number(max(samples))})"
 
 
 def _cell(result: Result, engine: EngineResult, figure: Figure) -> str:

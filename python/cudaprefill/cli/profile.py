@@ -54,7 +54,7 @@ class Steps:
     def __init__(self, parts: EngineParts) -> None:
         self.engine = parts.engine
         self._input_processor = parts.input_processor
-        self._vocab_size = parts.tokenizer.vocab_size
+        self._vocab_size = parts.input_processor.vocab_size
         self._random = np.random.default_rng()
         self._ids = itertools.count()
 

@@ -1,0 +1,118 @@
+"""Fills docs/performance.md from the results that are kept, so that no figure on it is typed by hand.
+
+    python -m benchmarks.peers.page [--check]
+
+Each part of the page between `<!-- NAME -->` and `<!-- /NAME -->` is replaced by what the newest result says.
+--check writes nothing and has exit status 1 where the page is not what the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.result import EngineResult, Figure, Result, markdown
+from benchmarks.quality import Quality
+from benchmarks.quality import table as quality_table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A ratio to vLLM's figure that one of our engines must reach: at least `ratio` where more is better."""
+
+    figure: str  # title
+    engine: str
+    ratio: float
+
+
+GOALS = (
+    Goal("prefill, 1,600 tokens", "cudaprefill-float32", 1.15),
+    Goal("prefill, 3,200 tokens", "cudaprefill-float32", 1.15),
+    Goal("prefill, 1,600 tokens", "cudaprefill", 2.0),
+    Goal("prefill, 3,200 tokens", "cudaprefill", 2.0),
+    Goal("one stream, mean ITL", "cudaprefill", 0.35),
+    Goal("batch, wall time", "cudaprefill", 0.5),
+    Goal("chats + long prompt: ITL p99", "cudaprefill", 0.1),
+    Goal("chats + long prompt: long TTFT", "cudaprefill", 1.2),
+    Goal("prefix, TTFT of a hit", "cudaprefill", 0.3),
+)
+
+
+def goals(result: Result) -> str:
+    """A line a goal that this run can tell of; nothing where vLLM was not measured."""
+    if result.baseline.name != "vllm":
+        return "vLLM was not measured in this run, so it says nothing about the goals."
+    figures: dict[str, Figure] = {figure.title: figure for figure in result.figures}
+    engines: dict[str, EngineResult] = {engine.name: engine for engine in result.engines}
+    lines = ["| goal, as a ratio to vLLM's | engine | at | reached | |", "|---|---|---|---|---|"]
+    for goal in GOALS:
+        if goal.figure not in figures or goal.engine not in engines:
+            continue
+        figure, engine = figures[goal.figure], engines[goal.engine]
+        ratio = result.ratio(engine, figure)
+        if ratio is None:
+            continue
+        met = ratio >= goal.ratio if figure.more_is_better else ratio <= goal.ratio
+        bound, outcome = "least" if figure.more_is_better else "most", "met" if met else "missed"
+        lines.append(f"| {figure.title} | {engine.title} | {bound} {goal.ratio:g}x | {ratio:.2f}x | {outcome} |")
+    return "\n".join(lines)
+
+
+def peers_part(path: Path) -> str:
+    result = Result.read(path)
+    plot = f"![Times as fast as {result.baseline.title}](../benchmarks/results/{path.with_suffix('.svg').name})"
+    return f"From `benchmarks/results/{path.name}`:\n\n{markdown(result)}\n{plot}\n\n{goals(result)}"
+
+
+def quality_part(path: Path) -> str:
+    content = json.loads(path.read_text())
+    found = [Quality(**each) for each in content["formats"]]
+    return f"From `benchmarks/results/{path.name}`: {content['model']} on {content['text']}.\n\n{quality_table(found)}"
+
+
+# The part of the page, how its results are named, what makes it of one, and what to say without any.
+PARTS: tuple[tuple[str, str, Callable[[Path], str], str], ...] = (
+    ("peers", "*-peers-cpu.json", peers_part, "No result is kept yet: `make bench-peers` writes one."),
+    ("quality", "*-quality-cpu.json", quality_part, "No result is kept yet: `python -m benchmarks.quality --keep`."),
+)
+
+
+def filled(page: str, results: Path) -> str:
+    """The page with its parts as the results are now. Raises ValueError if it lacks one."""
+    for name, pattern, make, without in PARTS:
+        newest = max(results.glob(pattern), default=None)  # names begin with the date
+        text = without if newest is None else make(newest)
+        page, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda found, text=text: f"{found[1]}{text}\n{found[2]}",
+            page, flags=re.DOTALL,
+        )  # fmt: skip
+        if count != 1:
+            raise ValueError(
+                f"the page must have one part between <!-- {name} --> and <!-- /{name} -->, it has {count}"
+            )
+    return page
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    flags = parser.parse_args()
+    before = PAGE.read_text()
+    after = filled(before, RESULTS)
+    if flags.check:
+        return int(before != after)
+    PAGE.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

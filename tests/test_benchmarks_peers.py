@@ -1,0 +1,388 @@
+"""The comparison with other engines: its client, its workloads, its servers and what it makes of the samples."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import sys
+import threading
+import time
+import xml.etree.ElementTree
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from benchmarks.peers import __main__ as command
+from benchmarks.peers import page
+from benchmarks.peers.client import Client, Stream
+from benchmarks.peers.engines import Engine, RunningEngine, installed_version, our_engine
+from benchmarks.peers.limits import Limits
+from benchmarks.peers.one_at_a_time_server import make_handler
+from benchmarks.peers.result import EngineResult, Result, figures_of, markdown, number, picture, quantile
+from benchmarks.peers.workloads import WORKLOADS, Samples, Sizes, fresh_tokens
+from tests.engine.harness import VOCAB_SIZE
+from tests.models.tiny import save_tiny_model
+from tests.server.running import PATIENCE, RunningServer
+from tests.text.made_tokenizers import byte_level, write_folder
+
+TINY = Sizes.tiny(VOCAB_SIZE)
+SAMPLES = {
+    *(f"prefill_{length}_tokens_s" for length in TINY.prefill),
+    *("decode_itl_ms", "batch_wall_s", "chats_itl_ms", "chats_long_ttft_s", "prefix_cold_s", "prefix_hit_s"),
+}
+
+# --- Client ---
+
+
+def test_times_of_a_stream_follow_from_its_events() -> None:
+    stream = Stream(sent=10.0, events=[(11.0, 1), (12.0, 2), (15.0, 5), (15.5, 6)])
+    assert stream.ttft == 1.0
+    assert stream.num_tokens == 6
+    assert stream.mean_itl == 4.5 / 5
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=1, max_size=20), st.floats(0, 100), st.floats(0, 100))
+def test_gaps_are_those_that_overlap_the_span(gaps: list[float], begin: float, length: float) -> None:
+    times = list(itertools.accumulate(gaps, initial=1.0))
+    stream = Stream(events=[(moment, count + 1) for count, moment in enumerate(times)])
+    end = begin + length
+    assume(end > begin)
+    overlapping = [b - a for a, b in itertools.pairwise(times) if min(b, end) > max(a, begin)]
+    assert stream.gaps(begin, end) == overlapping
+
+
+@contextmanager
+def one_at_a_time(delay: float = 0.0) -> Iterator[tuple[str, list[int]]]:
+    """The bare server on an engine that counts; its URL, and how many requests were in the engine at each token."""
+    inside, seen = [0], []
+
+    def generate(prompt: list[int]) -> Iterator[int]:
+        inside[0] += 1
+        try:
+            for token in itertools.count(len(prompt)):
+                time.sleep(delay)
+                seen.append(inside[0])
+                yield token
+        finally:
+            inside[0] -= 1
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(generate, "counting"))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        thread.join(PATIENCE)
+        server.server_close()
+
+
+def complete(url: str, requests: list[tuple[list[int], int]]) -> list[Stream]:
+    async def run() -> list[Stream]:
+        async with Client(url) as client:
+            return await asyncio.gather(*(client.complete(prompt, count) for prompt, count in requests))
+
+    return asyncio.run(run())
+
+
+def test_the_client_reads_the_events_of_our_server() -> None:
+    with RunningServer() as server:
+        (stream,) = complete(server.url, [([1, 2, 3], 7)])
+    assert stream.num_tokens == 7
+    moments = [stream.sent, *(moment for moment, _ in stream.events)]
+    assert moments == sorted(moments)
+
+
+def test_the_bare_server_runs_one_request_after_the_other() -> None:
+    with one_at_a_time(delay=0.001) as (url, seen):
+        streams = complete(url, [([1, 2], 5), ([3], 4), ([4], 6)])
+    assert [stream.num_tokens for stream in streams] == [5, 4, 6]
+    assert seen == [1] * 15
+
+
+def test_a_server_that_counts_other_tokens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with one_at_a_time() as (url, _):
+        real = httpx.AsyncClient.stream
+
+        def shortened(client: httpx.AsyncClient, method: str, path: str, json: dict[str, object]) -> object:
+            return real(client, method, path, json={**json, "prompt": [1]})
+
+        monkeypatch.setattr(httpx.AsyncClient, "stream", shortened)
+        with pytest.raises(RuntimeError, match="2 tokens were sent and 3 asked for; the server counts 1 and 3"):
+            complete(url, [([1, 2], 3)])
+
+
+def test_an_error_of_the_server_is_told() -> None:
+    with RunningServer() as server, pytest.raises(RuntimeError, match=r"answers 400: .*vocabulary"):
+        complete(server.url, [([VOCAB_SIZE + 1], 3)])
+
+
+# --- Workloads ---
+
+
+def run_workload(url: str, name: str, seed: int = 0, sizes: Sizes = TINY) -> Samples:
+    (workload,) = (each for each in WORKLOADS if each.name == name)
+
+    async def run() -> Samples:
+        async with Client(url) as client:
+            return await workload.run(client, sizes, random.Random(seed))
+
+    return asyncio.run(run())
+
+
+def test_every_workload_gives_samples_of_every_figure_and_leaves_nothing_running() -> None:
+    with RunningServer(pace=0.001, num_blocks=128) as server:  # checks that it is idle at its end
+        samples: Samples = {}
+        for workload in WORKLOADS:
+            samples |= run_workload(server.url, workload.name)
+    assert all(value > 0 for values in samples.values() for value in values)
+    assert samples.keys() == SAMPLES
+    assert {figure.samples for figure in figures_of(samples)} == SAMPLES
+
+
+def test_chats_tell_the_gaps_while_the_long_prompt_is_computed() -> None:
+    """Each step takes 20 ms, and the prompt needs several; the gaps of each chat cover all the time it took."""
+    sizes = replace(TINY, max_chat_tokens=400)
+    with RunningServer(pace=0.02, num_blocks=128, budget=16) as server:
+        samples = run_workload(server.url, "chats", sizes=sizes)
+    gaps, (ttft,) = samples["chats_itl_ms"], samples["chats_long_ttft_s"]
+    assert ttft >= 0.02 * sizes.long_prompt / 16
+    assert sum(gaps) / 1e3 >= ttft * sizes.chats
+
+
+def test_only_the_second_question_finds_its_text_in_the_cache() -> None:
+    with RunningServer(num_blocks=128, budget=16) as server:
+        for seed in (1, 2):
+            run_workload(server.url, "prefix", seed)
+        steps = server.runner.fake.steps
+    cold = -(-(TINY.prefix + TINY.question) // 16)
+    assert steps == 2 * (cold + 1)
+
+
+def test_token_ids_are_fresh_within_a_round_and_the_same_for_every_engine() -> None:
+    sizes = Sizes(49_152)
+    draws = random.Random(5)
+    first, second = fresh_tokens(400, sizes, draws), fresh_tokens(400, sizes, draws)
+    assert first[:16] != second[:16]
+    assert first == fresh_tokens(400, sizes, random.Random(5))
+    assert all(100 <= token < 49_152 for token in first)
+
+
+# --- Servers as processes ---
+
+SERVER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"{}")
+    def log_message(self, *arguments): pass
+print("a line of the log", flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def bare_engine(script: str) -> Engine:
+    return Engine("bare", "Bare", "1", [sys.executable, "-c", script])
+
+
+def test_an_engine_answers_unless_it_is_frozen_and_ends_when_stopped(tmp_path: Path) -> None:
+    running = RunningEngine(bare_engine(SERVER), tmp_path / "log")
+    try:
+        running.wait_until_ready()
+        assert running.start_seconds > 0
+        running.freeze()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(running.url, timeout=0.2)
+        running.thaw()
+        assert httpx.get(running.url, timeout=PATIENCE).is_success
+        running.freeze()
+    finally:
+        running.stop()  # a frozen one too
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(running.url, timeout=PATIENCE)
+
+
+def test_workers_of_an_engine_end_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    worker = (
+        "import os, time, signal; signal.signal(15, signal.SIG_IGN); "
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    )
+    script = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {worker!r}])\n" + SERVER
+    running = RunningEngine(bare_engine(script), tmp_path / "log")
+    try:
+        running.wait_until_ready()
+        give_up = time.monotonic() + PATIENCE
+        while not (pid_file.exists() and pid_file.read_text()):
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+    finally:
+        running.stop()
+    give_up = time.monotonic() + PATIENCE
+    while is_alive(int(pid_file.read_text())):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
+    running = RunningEngine(bare_engine("raise SystemExit('no such model')"), tmp_path / "log")
+    try:
+        with pytest.raises(RuntimeError, match=r"bare is not ready .*\(status 1\):\nno such model"):
+            running.wait_until_ready()
+    finally:
+        running.stop()
+
+
+def test_a_peer_that_is_not_installed_has_no_version() -> None:
+    assert installed_version(sys.executable, "surely-not-a-package") is None
+    assert installed_version("/nowhere/python", "torch") is None
+    assert installed_version(sys.executable, "surely-not-a-package", "torch")
+
+
+def test_shown_commands_name_no_folder() -> None:
+    shown = our_engine(Path("/some/where/model.gguf"), "1", "float32").shown_command
+    assert os.sep not in shown
+    assert "--model model.gguf" in shown
+    assert "--dtype float32" in shown
+
+
+# --- Results ---
+
+
+def a_result(names: tuple[str, ...] = ("cudaprefill", "vllm")) -> Result:
+    limits = Limits({"float32": 540_000_000}, {"1600": 4.3e11}, [200.0, 300.0, 250.0], [20.0, 21.0, 22.0])
+    rounds: dict[str, list[Samples]] = {
+        "cudaprefill": [{"prefill_1600_tokens_s": [1600.0], "chats_itl_ms": [5.0, 6.0, 300.0], "decode_itl_ms": [4.0]}]
+        * 3,
+        "vllm": [
+            {"prefill_1600_tokens_s": [v], "chats_itl_ms": [900.0, 1000.0], "decode_itl_ms": [40.0]}
+            for v in (700.0, 800.0, 5000.0)
+        ],
+    }
+    engines = [EngineResult(name, f"The {name}", "1", "python", "", 2.0, rounds[name]) for name in names]
+    machine = {"cpu": "A CPU", "threads": 2}
+    return Result(
+        "2026-01-02", machine, {"file": "m.gguf", "sha256": ""}, {}, limits, {"llama.cpp": "not there"}, engines
+    )
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
+def test_quantiles_are_those_of_numpy(samples: list[float], share: float) -> None:
+    assert quantile(share)(samples) == np.quantile(samples, share, method="inverted_cdf")
+
+
+def test_a_figure_is_the_median_of_the_rounds_and_its_ratio_that_to_vllm() -> None:
+    result = a_result()
+    ours, vllm = result.engines
+    figures = {figure.title: figure for figure in result.figures}
+    assert vllm.value(figures["prefill, 1,600 tokens"]) == 800.0
+    assert result.ratio(ours, figures["prefill, 1,600 tokens"]) == 2.0
+    assert result.ratio(ours, figures["one stream, mean ITL"]) == 0.1
+    assert ours.value(figures["chats + long prompt: ITL p50"]) == 6.0  # of the gaps of all rounds
+    assert ours.value(figures["chats + long prompt: ITL max"]) == 300.0
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    result = a_result()
+    result.write(tmp_path / "result.json")
+    assert Result.read(tmp_path / "result.json") == result
+
+
+def test_the_table_has_figures_ratios_limits_and_who_is_absent() -> None:
+    text = markdown(a_result())
+    assert "| prefill, 1,600 tokens (tok/s) | 1,600 (2.00x) | 800 |" in text
+    assert "| one stream, mean ITL (ms) | 4.00 (0.10x) | 40.0 |" in text
+    assert "ITL of 25.7 ms" in text  # 540 MB at 21 GB/s
+    assert "| 930 tok/s |" in text  # 1600 * 250e9 / 4.3e11
+    assert "- llama.cpp: not measured, not there." in text
+
+
+def test_a_figure_that_an_engine_lacks_is_a_dash() -> None:
+    result = a_result()
+    result.engines[0].rounds = [{"decode_itl_ms": [4.0]}]
+    assert "| prefill, 1,600 tokens (tok/s) | - | 800 |" in markdown(result)
+
+
+@given(st.floats(1e-6, 1e6))
+def test_numbers_have_three_digits(value: float) -> None:
+    assert float(number(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
+
+
+def test_the_picture_is_svg_with_a_bar_for_each_figure_of_each_engine() -> None:
+    result = a_result()
+    root = xml.etree.ElementTree.fromstring(picture(result))
+    bars = [rect for rect in root.iter("{http://www.w3.org/2000/svg}rect") if len(rect)]
+    assert len(bars) == len(result.figures) * 2
+    speeds = sorted(bar[0].text or "" for bar in bars)
+    assert "2.00x" in speeds
+    assert "10.00x" in speeds
+
+
+# --- Page ---
+
+
+def test_goals_are_told_where_vllm_was_measured() -> None:
+    text = page.goals(a_result())
+    assert "| prefill, 1,600 tokens | The cudaprefill | least 2x | 2.00x | met |" in text
+    assert "| one stream, mean ITL | The cudaprefill | most 0.35x | 0.10x | met |" in text
+    assert "| chats + long prompt: ITL p99 | The cudaprefill | most 0.1x | 0.30x | missed |" in text
+    assert "not measured" in page.goals(a_result(("cudaprefill",)))
+
+
+def test_the_page_is_filled_from_the_newest_result(tmp_path: Path) -> None:
+    empty = page.PAGE.read_text()
+    assert "No result is kept yet" in page.filled(empty, tmp_path)
+    for date in ("2026-01-01", "2026-01-02"):
+        a_result().write(tmp_path / f"{date}-peers-cpu.json")
+    once = page.filled(empty, tmp_path)
+    assert "From `benchmarks/results/2026-01-02-peers-cpu.json`" in once
+    assert page.filled(once, tmp_path) == once
+
+
+def test_the_committed_page_says_what_the_committed_results_say() -> None:
+    text = page.PAGE.read_text()
+    assert page.filled(text, page.RESULTS) == text, "run python -m benchmarks.peers.page"
+
+
+# --- The whole command, on a tiny model ---
+
+
+def test_the_command_measures_our_engines_and_names_the_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    save_tiny_model(model, "llama")
+    write_folder(model, byte_level())
+    monkeypatch.setattr(command, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(command, "gemm_rate", lambda: 1e11)
+    folders = ["--folder", str(tmp_path / "logs"), "--results", str(tmp_path / "results")]
+    monkeypatch.setattr(sys, "argv", ["peers", "--model", str(model), "--tiny", "--only", "cudaprefill", *folders])
+    for name in ("CUDAPREFILL_VLLM_PYTHON", "CUDAPREFILL_LLAMA_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    assert command.main() == 0
+    (path,) = (tmp_path / "results").glob("*-peers-cpu.json")
+    result = Result.read(path)
+    assert [engine.name for engine in result.engines] == ["cudaprefill"]
+    assert set(result.absent) == {"vLLM", "llama.cpp", "transformers", "cudaprefill, float32 weights"}
+    assert all(samples.keys() == SAMPLES for samples in result.engines[0].rounds)
+    assert path.with_suffix(".md").read_text().endswith(capsys.readouterr().out.rstrip("\n") + "\n")
+    xml.etree.ElementTree.fromstring(path.with_suffix(".svg").read_text())
