@@ -206,9 +206,9 @@ class Desk(Vertical):
         self._preferences.hidden = sorted(self.hidden)
 
     def _focus(self, name: str, before: Widget | None) -> None:
-        """Unless the focus has moved on from where it was `before`."""
-        pane = self.panes[name]
-        if self.screen.focused is not before:
+        """Unless the focus has left the desk since it was at `before`: a menu was opened, say."""
+        pane, now = self.panes[name], self.screen.focused
+        if now is not None and now is not before and self not in now.ancestors:
             return
         if isinstance(pane, ChatPane):
             pane.focus_composer()

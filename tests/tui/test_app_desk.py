@@ -1,0 +1,88 @@
+"""The desk at every size, and what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from cudaprefill_tui.markdown_text import join_blocks, parse_blocks
+from cudaprefill_tui.preferences import load_preferences
+from cudaprefill_tui.widgets.answer_markdown import PAGE_LINES, AnswerMarkdown
+from cudaprefill_tui.widgets.chat_turn import TurnView
+from tests.tui.desktop_harness import desktop
+
+SIZES = {(200, 60): "wide", (120, 40): "desktop", (80, 24): "desktop", (60, 24): "tabs", (20, 5): "too-small"}
+
+
+def test_every_size_has_its_layout_and_none_is_a_crash(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            await desk.ask("hello")
+            for (columns, rows), mode in [*SIZES.items(), *reversed(SIZES.items()), ((1, 1), "too-small")]:
+                await desk.pilot.resize_terminal(columns, rows)
+                await desk.until(lambda: desk.screen.desk.mode == mode)  # noqa: B023
+                await desk.pilot.pause()
+                seen = [name for name, pane in desk.screen.desk.panes.items() if pane.region.area]
+                assert len(seen) == {"wide": 5, "desktop": 5, "tabs": 1, "too-small": 0}[mode], (columns, rows, seen)
+
+    asyncio.run(main())
+
+
+def test_in_tabs_every_pane_can_be_reached(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=(60, 24)) as desk:
+            seen = set()
+            for _ in desk.screen.desk.panes:
+                seen |= {name for name, pane in desk.screen.desk.panes.items() if pane.region.area}
+                await desk.press("f6")
+                await desk.pilot.pause(0.1)
+            assert seen == set(desk.screen.desk.panes)
+
+    asyncio.run(main())
+
+
+def test_theme_and_hidden_panes_are_remembered(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            await desk.press("f9")
+            await desk.screen.run_action("toggle_pane('blocks')")
+        preferences, _ = load_preferences(desk.preferences)
+        assert (preferences.theme, preferences.hidden) == ("cudaprefill-light", ["blocks"])
+        async with desktop(tmp_path) as desk:
+            assert desk.app.theme == "cudaprefill-light"
+            assert not desk.screen.desk.panes["blocks"].region.area
+
+    asyncio.run(main())
+
+
+def test_preferences_that_make_no_sense_are_told_of(tmp_path: Path) -> None:
+    (tmp_path / "terminal-ui.json").write_text("{bad")
+
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            assert any("starting with the default layout" in toast for toast in desk.toasts)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("unit", ["word ", "line\n", "para\n\n", "- item\n"])
+def test_an_answer_in_pages_shows_all_of_its_text(unit: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            desk.link.gate.clear()
+            await desk.type("x")
+            await desk.press("enter")
+            await desk.until(lambda: desk.view.query(TurnView))
+            answer = desk.view.query_one(AnswerMarkdown)
+            for place in range(3 * PAGE_LINES):
+                await answer.append(f"{place}{unit}")
+            await answer.append("\n\n```python\n")
+            for place in range(3 * PAGE_LINES):
+                await answer.append(f"code{place} = 1\n")
+            shown = "\n\n".join(str(page.content) for page in answer.query("Static").results())  # type: ignore[attr-defined]
+            whole = join_blocks(parse_blocks(answer.source)).plain
+            assert shown.split() == whole.split()
+
+    asyncio.run(main())
