@@ -16,22 +16,27 @@ from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+import gguf
 import httpx
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import page
+from benchmarks.peers import convert, page
 from benchmarks.peers.client import Client, Stream
 from benchmarks.peers.engines import Engine, RunningEngine, installed_version, our_engine
-from benchmarks.peers.limits import Limits
+from benchmarks.peers.limits import Limits, limits_of
 from benchmarks.peers.one_at_a_time_server import make_handler
 from benchmarks.peers.result import EngineResult, Result, figures_of, markdown, number, picture, quantile
 from benchmarks.peers.workloads import WORKLOADS, Samples, Sizes, fresh_tokens
+from cudaprefill.text.tokenizer_files import TokenizerFiles
 from tests.engine.harness import VOCAB_SIZE
-from tests.models.tiny import save_tiny_model
+from tests.models.gguf_files import write_gguf
+from tests.models.tiny import random_tokens, reference_logits, save_tiny_model, tiny_model
 from tests.server.running import PATIENCE, RunningServer
 from tests.text.made_tokenizers import byte_level, write_folder
 
@@ -176,6 +181,36 @@ def test_token_ids_are_fresh_within_a_round_and_the_same_for_every_engine() -> N
     assert first[:16] != second[:16]
     assert first == fresh_tokens(400, sizes, random.Random(5))
     assert all(100 <= token < 49_152 for token in first)
+
+
+# --- The model for engines that do not read GGUF ---
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_transformers_computes_the_same_from_the_folder_as_from_the_model_behind_the_file(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(family)
+    write_gguf(tmp_path / "tiny.gguf", model)
+    files = TokenizerFiles(byte_level().to_str(), {}, None)
+    monkeypatch.setattr(convert, "convert_tokenizer", lambda path: files)
+    folder = convert.safetensors_folder(tmp_path / "tiny.gguf", tmp_path / "made")
+    converted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokens = random_tokens(40)
+    torch.testing.assert_close(reference_logits(converted, tokens), reference_logits(model, tokens))
+    assert AutoTokenizer.from_pretrained(folder).encode("ab") == byte_level().encode("ab").ids
+
+    monkeypatch.setattr(convert, "_write", None)  # it is there already
+    assert convert.safetensors_folder(tmp_path / "tiny.gguf", tmp_path / "made") == folder
+    assert convert.safetensors_folder(folder, tmp_path) == folder
+
+
+def test_a_decode_step_reads_every_matrix_once(tmp_path: Path) -> None:
+    model = tiny_model("llama", intermediate_size=128)
+    write_gguf(tmp_path / "tiny.gguf", model, gguf.GGMLQuantizationType.Q8_0)
+    limits = limits_of(tmp_path / "tiny.gguf", [10])
+    elements = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
+    assert limits.decode_bytes == {"float32": 4 * elements, "as stored": elements * 34 // 32}
 
 
 # --- Servers as processes ---

@@ -29,7 +29,7 @@ _ARCHITECTURES = {
 def safetensors_folder(path: Path, parent: Path) -> Path:
     """The folder with the model of `path`, made in `parent` unless it is there: its name tells the file's content.
 
-    `path` itself where it is a folder already.
+    `path` itself where it is a folder already. Raises ValueError for what a config.json would not say.
     """
     if path.is_dir():
         return path
@@ -59,6 +59,8 @@ def _write(path: Path, folder: Path) -> None:
     source = GgufSource(GgufFile(path), config)
     tensors: dict[str, Tensor] = {}
     try:
+        if source.rope_factors is not None:
+            raise ValueError(f"{path.name} has RoPE factors as a tensor, which a config.json cannot hold")
         for name, shape in expected_tensors(config).items():
             tensors[name] = torch.empty(shape)
             source.copy_into(name, tensors[name])
@@ -71,6 +73,7 @@ def _write(path: Path, folder: Path) -> None:
     keys |= {
         "architectures": [_ARCHITECTURES[config.family]],
         "dtype": "float32",
+        "head_dim": config.head_size,
         "tie_word_embeddings": config.tied_embeddings,
         "eos_token_id": list(config.eos_token_ids),
     }
