@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="time for each measurement")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    ops.set_num_threads(arguments.threads)
     bench = Bench(arguments.seconds)
     print(
         f"{ops.cpu_isa()}, {arguments.threads} threads: float32 GEMM {bench.gemm_flops / 1e9:.0f} GFLOP/s, "

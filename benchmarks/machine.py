@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 import torch
 
-from cudaprefill.engine.passing_thread import run_in_passing_thread
-
 
 def median_seconds(function: Callable[[], object], repeats: int) -> float:
     """Median time of `function` after one call that is not counted."""
@@ -24,19 +22,11 @@ def median_seconds(function: Callable[[], object], repeats: int) -> float:
 
 def read_bandwidth(num_bytes: int, repeats: int = 9) -> float:
     """Bytes a second at which all threads read `num_bytes` of memory, by torch's own sum of float32."""
-
-    def measure() -> float:
-        data = torch.ones(num_bytes // 4)
-        return data.numel() * 4 / median_seconds(data.sum, repeats)
-
-    return run_in_passing_thread(measure)
+    data = torch.ones(num_bytes // 4)
+    return data.numel() * 4 / median_seconds(data.sum, repeats)
 
 
 def gemm_rate(rows: int = 1600, inputs: int = 576, outputs: int = 3072, repeats: int = 9) -> float:
     """Floating-point operations a second of torch's float32 matrix product at the shape of the model's MLP."""
-
-    def measure() -> float:
-        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
-        return 2 * rows * inputs * outputs / median_seconds(lambda: torch.nn.functional.linear(x, weight), repeats)
-
-    return run_in_passing_thread(measure)
+    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+    return 2 * rows * inputs * outputs / median_seconds(lambda: torch.nn.functional.linear(x, weight), repeats)

@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=("elementwise", "kv", "linear", "step"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    ops.set_num_threads(arguments.threads)
     wanted = arguments.only or ("elementwise", "kv", "linear", "step")
     with torch.inference_mode():
         bench = Bench(arguments.seconds)

@@ -1,5 +1,4 @@
-// Work on several threads, those of torch. No header of torch is needed here, so none is compiled once for each
-// instruction set level.
+// Work on several threads, those of thread_team.h.
 #pragma once
 
 #include <algorithm>

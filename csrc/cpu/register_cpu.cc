@@ -5,6 +5,7 @@
 
 #include "csrc/cpu/dispatch.h"
 #include "csrc/cpu/kernels.h"
+#include "csrc/cpu/thread_team.h"
 #include "csrc/ops/register_ops.h"
 
 namespace cudaprefill::cpu {
@@ -59,4 +60,6 @@ STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CPU, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CompositeExplicitAutograd, m) {
   m.impl("cpu_isa", TORCH_BOX(&cudaprefill::cpu::cpu_isa_op));
+  m.impl("num_threads", TORCH_BOX(&cudaprefill::cpu::num_threads));
+  m.impl("set_num_threads", TORCH_BOX(&cudaprefill::cpu::set_num_threads));
 }

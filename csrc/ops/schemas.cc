@@ -20,4 +20,6 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
   m.def("linear_blocks(Tensor x, Tensor blocks, int block_format, Tensor? bias=None) -> Tensor");
   m.def("dequantise_rows(Tensor blocks, int block_format, Tensor row_ids) -> Tensor");
   m.def("cpu_isa() -> str");
+  m.def("num_threads() -> int");
+  m.def("set_num_threads(int count) -> ()");
 }

@@ -202,6 +202,17 @@ def cpu_isa() -> str:
     return level
 
 
+def num_threads() -> int:
+    """The threads that the CPU kernels share their work with: by default as many as this process may run on."""
+    count: int = torch.ops.cudaprefill.num_threads()
+    return count
+
+
+def set_num_threads(count: int) -> None:
+    """For all kernels of this process from now on. Raises ValueError unless 1 <= count <= 1024."""
+    torch.ops.cudaprefill.set_num_threads(count)
+
+
 def _leave_many_rows_to_torch(ours: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Callable[..., Tensor]:
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if x.shape[0] < 8 or weight.dtype != x.dtype:

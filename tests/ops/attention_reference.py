@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cudaprefill import ops
+
 POISONED_BLOCK = 2**31 - 1  # fills the entries of the block table that no kernel may read
 
 
@@ -155,9 +157,9 @@ def assert_as_exact_as_torch(actual: Tensor, batch: PagedBatch, window: int = 0,
 @contextmanager
 def threads(count: int) -> Iterator[None]:
     """The number of threads that kernels use, which is what decides into how many splits they cut their work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    before = ops.num_threads()
+    ops.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        ops.set_num_threads(before)

@@ -62,14 +62,14 @@ def test_any_size(num_rows: int, num_parts: int, num_outputs: int, block_format:
 @pytest.mark.parametrize("num_rows", [1, 5, 30, 200])
 def test_the_number_of_threads_changes_nothing(num_rows: int) -> None:
     x, blocks = torch.randn(num_rows, 576), random_blocks(3, 960, 576)
-    threads = torch.get_num_threads()
+    threads = ops.num_threads()
     out = ops.linear_blocks(x, blocks, 3)
     try:
         for count in (1, 3, 8):
-            torch.set_num_threads(count)
+            ops.set_num_threads(count)
             assert torch.equal(ops.linear_blocks(x, blocks, 3), out)
     finally:
-        torch.set_num_threads(threads)
+        ops.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("num_rows", [2, 5, 30, 100])

@@ -21,7 +21,6 @@ from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
 from cudaprefill.engine.model_runner import ModelRunner
-from cudaprefill.engine.passing_thread import run_in_passing_thread
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.models import default_model_path, load_model, read_model_config
@@ -95,10 +94,6 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
 
     Raises ValueError or OSError saying which setting, file or tensor is wrong.
     """
-    return run_in_passing_thread(lambda: _build_engine(config, progress))
-
-
-def _build_engine(config: EngineConfig, progress: Progress | None) -> EngineParts:
     if config.trace is not None:
         open(config.trace, "ab").close()  # before the model is loaded: it may not be writable
     endpoint = config.otlp_traces_endpoint
@@ -124,7 +119,9 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
         itl_target_ms=config.itl_target_ms or None,
         token_budget_limit=None if device.type == "cpu" else budget,
     )
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    threads = config.threads or len(os.sched_getaffinity(0))
+    ops.set_num_threads(threads)
+    torch.set_num_threads(threads)
     tokenizer = Tokenizer.load(path)
     model = load_model(path, config.dtype, device, progress, max_model_len)
 
@@ -160,7 +157,7 @@ def _build_engine(config: EngineConfig, progress: Progress | None) -> EnginePart
         dtype=model.weight_format,
         device=str(device),
         kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
-        threads=torch.get_num_threads(),
+        threads=threads,
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
