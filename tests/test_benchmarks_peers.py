@@ -235,6 +235,7 @@ def test_an_engine_answers_unless_it_is_frozen_and_ends_when_stopped(tmp_path: P
     try:
         running.wait_until_ready()
         assert running.start_seconds > 0
+        assert 1e6 < running.memory() < 1e9
         running.freeze()
         with pytest.raises(httpx.ReadTimeout):
             httpx.get(running.url, timeout=0.2)

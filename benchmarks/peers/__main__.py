@@ -122,6 +122,8 @@ def measure(flags: argparse.Namespace, sizes: Sizes, chosen: list[Engine], found
                 each.thaw()
                 result.rounds.append(asyncio.run(one_round(each, sizes, seed + number, only)))
                 each.freeze()
+        for each, result in zip(running, found.engines, strict=True):
+            result.memory_bytes = each.memory()
     finally:
         for each in running:
             each.stop()

@@ -62,6 +62,7 @@ class EngineResult:
     note: str
     start_seconds: float
     rounds: list[Samples] = field(default_factory=list)
+    memory_bytes: int = 0  # after the last round
 
     @property
     def samples(self) -> Samples:
@@ -128,6 +129,7 @@ def markdown(result: Result) -> str:
         cells = [_cell(result, engine, figure) for engine in engines]
         rows.append(f"| {figure.title} ({figure.unit}) | {' | '.join(cells)} |")
     starts = " | ".join(f"{engine.start_seconds:.1f}" for engine in engines)
+    memory = " | ".join(number(engine.memory_bytes / 1e6) for engine in engines)
     machine = result.machine
     lines = [
         f"{result.date}, {machine['cpu']}, {machine['threads']} threads, {result.model['file']}, medians of "
@@ -135,6 +137,7 @@ def markdown(result: Result) -> str:
         "",
         *rows,
         f"| start to first answer (s) | {starts} |",
+        f"| memory after the run (MB) | {memory} |",
         "",
         *_limits(result.limits),
         "",
@@ -204,11 +207,11 @@ def picture(result: Result) -> str:
     parts, y = [], 34 + 16 * len(result.engines)
     bottom = y + sum(len(bars) * _BAR + _GAP for _, bars in rows)
     for power in range(math.ceil(low / math.log(2)), math.floor(high / math.log(2)) + 1):
-        x, speed = across(2.0**power), 2.0**power
+        x, speed = across(2.0**power), f"{2**power}x" if power >= 0 else f"1/{2**-power}"
         parts.append(
             f'<line x1="{x:.1f}" y1="{y - 8}" x2="{x:.1f}" y2="{bottom}" stroke="#{"444" if power == 0 else "ddd"}"/>'
         )
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{speed:g}x</text>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{speed}</text>')
     for figure, bars in rows:
         parts.append(f'<text x="8" y="{y + len(bars) * _BAR / 2 + 4:.1f}">{escape(figure.title)}</text>')
         for index, _, speed in bars:
