@@ -119,7 +119,8 @@ def measure_prefill(llm: LLM, config: ModelConfig, repeats: int) -> Prefill:
 
 def measure_prefix(llm: LLM, config: ModelConfig, repeats: int) -> tuple[list[float], list[float]]:
     """TTFTs in seconds, cold and behind a cached prefix."""
-    cold, hit = [], []
+    cold: list[float] = []
+    hit: list[float] = []
     for _ in range(repeats):
         prefix = fresh_prompt(PREFIX_TOKENS, config.vocab_size)
         for ttfts in (cold, hit):

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import xml.etree.ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
@@ -393,6 +393,11 @@ def test_the_page_is_filled_from_the_newest_result(tmp_path: Path) -> None:
     assert page.filled(once, tmp_path) == once
 
 
+def test_a_page_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one part between <!-- peers --> and <!-- /peers -->"):
+        page.filled("no part", tmp_path)
+
+
 def test_the_committed_page_says_what_the_committed_results_say() -> None:
     text = page.PAGE.read_text()
     assert page.filled(text, page.RESULTS) == text, "run python -m benchmarks.peers.page"
@@ -401,24 +406,49 @@ def test_the_committed_page_says_what_the_committed_results_say() -> None:
 # --- The whole command, on a tiny model ---
 
 
-def test_the_command_measures_our_engines_and_names_the_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command on a tiny model, without peers and without measuring the machine; the result that it wrote."""
     model = tmp_path / "model"
     model.mkdir()
     save_tiny_model(model, "llama")
     write_folder(model, byte_level())
     monkeypatch.setattr(command, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(command, "gemm_rate", lambda: 1e11)
-    folders = ["--folder", str(tmp_path / "logs"), "--results", str(tmp_path / "results")]
-    monkeypatch.setattr(sys, "argv", ["peers", "--model", str(model), "--tiny", "--only", "cudaprefill", *folders])
     for name in ("CUDAPREFILL_VLLM_PYTHON", "CUDAPREFILL_LLAMA_PYTHON"):
         monkeypatch.delenv(name, raising=False)
-    assert command.main() == 0
-    (path,) = (tmp_path / "results").glob("*-peers-cpu.json")
-    result = Result.read(path)
+
+    def run_command(*flags: str) -> Result:
+        folders = ["--folder", str(tmp_path / "logs"), "--results", str(tmp_path / "results")]
+        monkeypatch.setattr(sys, "argv", ["peers", "--model", str(model), "--tiny", *folders, *flags])
+        assert command.main() == 0
+        (path,) = (tmp_path / "results").glob("*-peers-cpu.json")
+        xml.etree.ElementTree.fromstring(path.with_suffix(".svg").read_text())
+        return Result.read(path)
+
+    return run_command
+
+
+def test_the_command_measures_our_engine_and_names_the_absent(
+    run_command: Callable[..., Result], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_command("--only", "cudaprefill")
     assert [engine.name for engine in result.engines] == ["cudaprefill"]
-    assert set(result.absent) == {"vLLM", "llama.cpp", "transformers", "cudaprefill, float32 weights"}
+    assert result.absent.keys() == {"vLLM", "llama.cpp", "transformers", "cudaprefill, float32 weights"}
     assert all(samples.keys() == SAMPLES for samples in result.engines[0].rounds)
-    assert path.with_suffix(".md").read_text().endswith(capsys.readouterr().out.rstrip("\n") + "\n")
-    xml.etree.ElementTree.fromstring(path.with_suffix(".svg").read_text())
+    assert result.engines[0].memory_bytes > 1e6
+    assert markdown(result) in capsys.readouterr().out
+
+
+def test_an_engine_that_fails_is_left_out_and_the_others_are_measured(
+    run_command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = command.our_engine
+
+    def engine(model: Path, version: str, dtype: str | None = None) -> Engine:
+        return ours(model, version) if dtype is None else replace(bare_engine("raise SystemExit('no')"), name="bare")
+
+    monkeypatch.setattr(command, "our_engine", engine)
+    result = run_command("--workloads", "prefill")
+    assert [engine.name for engine in result.engines] == ["cudaprefill"]
+    assert result.absent["Bare"].startswith("it failed: bare is not ready")

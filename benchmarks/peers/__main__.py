@@ -23,6 +23,8 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
+import httpx
+
 from benchmarks.figures import machine
 from benchmarks.machine import gemm_rate, read_bandwidth
 from benchmarks.peers.client import Client
@@ -98,35 +100,55 @@ async def one_round(running: RunningEngine, sizes: Sizes, seed: int, only: set[s
 
 
 def measure(flags: argparse.Namespace, sizes: Sizes, chosen: list[Engine], found: Result) -> None:
-    """Fills `found` with what the engines do in turns."""
-    running: list[RunningEngine] = []
+    """Fills `found` with what the engines do in turns. One that fails is left out from there on, with the reason."""
+    running: list[tuple[RunningEngine, EngineResult]] = []
     only = set(flags.workloads.split(",")) if flags.workloads else set()
     seed = random.SystemRandom().randrange(2**32)
+
+    def fail(each: RunningEngine, error: Exception) -> None:
+        say(f"{each.engine.title} failed: {error}")
+        found.absent[each.engine.title] = f"it failed: {str(error).splitlines()[0]}"
+        each.stop()
+
     try:
         for engine in chosen:
             say(f"starting {engine.title}")
-            running.append(RunningEngine(engine, flags.folder / f"{engine.name}.log"))
-            running[-1].wait_until_ready()
-            start = running[-1].start_seconds
-            found.engines.append(
-                EngineResult(engine.name, engine.title, engine.version, engine.shown_command, engine.note, start)
+            each = RunningEngine(engine, flags.folder / f"{engine.name}.log")
+            result = EngineResult(
+                engine.name, engine.title, engine.version, engine.shown_command, engine.note, start_seconds=0.0
             )
-            # What an engine does only once, first kernels and the like, is not what is measured.
-            asyncio.run(one_round(running[-1], Sizes.tiny(sizes.vocab_size), seed - 1, only))
-            running[-1].freeze()
+            running.append((each, result))
+            try:
+                each.wait_until_ready()
+                result.start_seconds = each.start_seconds
+                # What an engine does only once, first kernels and the like, is not what is measured.
+                asyncio.run(one_round(each, Sizes.tiny(sizes.vocab_size), seed - 1, only))
+            except (RuntimeError, httpx.HTTPError) as error:
+                running.pop()
+                fail(each, error)
+            else:
+                each.freeze()
         for number in range(flags.rounds):
             found.limits.gemm_GFLOP_s.append(gemm_rate() / 1e9)
             found.limits.read_GB_s.append(read_bandwidth(READ_BYTES) / 1e9)
-            for each, result in zip(running, found.engines, strict=True):
+            for each, result in list(running):
                 say(f"round {number + 1} of {flags.rounds}: {each.engine.title}")
                 each.thaw()
-                result.rounds.append(asyncio.run(one_round(each, sizes, seed + number, only)))
-                each.freeze()
-        for each, result in zip(running, found.engines, strict=True):
+                try:
+                    result.rounds.append(asyncio.run(one_round(each, sizes, seed + number, only)))
+                except (RuntimeError, httpx.HTTPError) as error:
+                    running.remove((each, result))
+                    fail(each, error)
+                else:
+                    each.freeze()
+        for each, result in running:
             result.memory_bytes = each.memory()
+            found.engines.append(result)
     finally:
-        for each in running:
+        for each, _ in running:
             each.stop()
+    if not found.engines:
+        raise ValueError("no engine came through the run")
 
 
 def main() -> int:
@@ -160,15 +182,22 @@ def main() -> int:
     description = {"file": model.name, "sha256": file_hash(model) if model.is_file() else ""}
     found = Result(date, machine(), description, asdict(sizes), limits_of(model, sizes.prefill), absent, [])
     measure(flags, sizes, chosen, found)
+    write(found, flags.results)
+    return 0
 
-    stem = flags.results / f"{date}-peers-cpu"
+
+def write(found: Result, folder: Path) -> None:
+    """The result as JSON, table and picture; the table on standard output too."""
+    stem = folder / f"{found.date}-peers-cpu"
     found.write(stem.with_suffix(".json"))
     stem.with_suffix(".svg").write_text(picture(found))
     table = markdown(found)
     stem.with_suffix(".md").write_text(f"# This engine beside others\n\n{table}")
     print(table)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        sys.exit(f"peers: {error}")

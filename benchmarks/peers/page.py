@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,14 +90,11 @@ def filled(page: str, results: Path) -> str:
     for name, pattern, make, without in PARTS:
         newest = max(results.glob(pattern), default=None)  # names begin with the date
         text = without if newest is None else make(newest)
-        page, count = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda found, text=text: f"{found[1]}{text}\n{found[2]}",
-            page, flags=re.DOTALL,
-        )  # fmt: skip
-        if count != 1:
-            raise ValueError(
-                f"the page must have one part between <!-- {name} --> and <!-- /{name} -->, it has {count}"
-            )
+        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if page.count(begin) != 1 or page.count(end) != 1:
+            raise ValueError(f"the page must have one part between {begin.strip()} and {end}")
+        head, rest = page.split(begin)
+        page = f"{head}{begin}{text}\n{end}{rest.split(end)[1]}"
     return page
 
 

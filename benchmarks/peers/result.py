@@ -207,11 +207,11 @@ def picture(result: Result) -> str:
     parts, y = [], 34 + 16 * len(result.engines)
     bottom = y + sum(len(bars) * _BAR + _GAP for _, bars in rows)
     for power in range(math.ceil(low / math.log(2)), math.floor(high / math.log(2)) + 1):
-        x, speed = across(2.0**power), f"{2**power}x" if power >= 0 else f"1/{2**-power}"
+        x, label = across(2.0**power), f"{2**power}x" if power >= 0 else f"1/{2**-power}"
         parts.append(
             f'<line x1="{x:.1f}" y1="{y - 8}" x2="{x:.1f}" y2="{bottom}" stroke="#{"444" if power == 0 else "ddd"}"/>'
         )
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{speed}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{label}</text>')
     for figure, bars in rows:
         parts.append(f'<text x="8" y="{y + len(bars) * _BAR / 2 + 4:.1f}">{escape(figure.title)}</text>')
         for index, _, speed in bars:
