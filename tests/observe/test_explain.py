@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.explain import Account, ExplainLog, explain
-from cudaprefill.observe.explain.account import Difference, Part, Work
+from cudaprefill.protocol.account import Difference, Part, Work
 from tests.observe.fake_run import FakeRun
 
 

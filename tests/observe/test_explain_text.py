@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.explain import explain
-from cudaprefill.observe.explain.text import account_text
+from cudaprefill.protocol.account_text import account_text
 from tests.observe.fake_run import FakeRun
 
 PROMPT = [2 + position % 40 for position in range(200)]

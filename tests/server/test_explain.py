@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from cudaprefill.cli.main import main
+from cudaprefill.client.errors import ServerError
+from cudaprefill.client.telemetry import TelemetryConnection
+from cudaprefill.protocol.account import Account
 from tests.server.running import RunningServer, events
 
 
@@ -54,6 +58,23 @@ def test_the_text_tells_of_the_prefix_cache_and_of_late_tokens(answered: Answere
         text = client.get(f"/v1/requests/{ids[1]}/explain?format=text&itl_limit_ms=1").raise_for_status().text
     assert "prefix cache: 96 of 96 tokens that can be shared" in text
     assert "a token came later than 1.0 ms after the one before" in text
+
+
+def test_telemetry_tells_the_same(answered: Answered) -> None:
+    server, ids = answered
+
+    async def ask() -> Account:
+        async with TelemetryConnection(server.url) as telemetry:
+            await anext(aiter(telemetry))
+            for request_id, limit, named in (("nobody", 100.0, "'nobody'"), (ids[0], -1.0, "itl_limit_ms")):
+                with pytest.raises(ServerError, match=named):
+                    await telemetry.explain(request_id, itl_limit_ms=limit)
+            return await telemetry.explain(ids[1], itl_limit_ms=1.0)
+
+    with server.client() as client:
+        account = client.get(f"/v1/requests/{ids[1]}/explain?itl_limit_ms=1").raise_for_status().json()
+    assert asyncio.run(ask()).as_dict() == account
+    assert account["num_late_tokens"] > 0
 
 
 @pytest.mark.parametrize(

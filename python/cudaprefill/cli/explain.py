@@ -48,8 +48,8 @@ def _message(error: urllib.error.HTTPError) -> str:
 def _from_trace(flags: argparse.Namespace) -> str:
     from cudaprefill.observe.explain import explain
     from cudaprefill.observe.explain.history import History
-    from cudaprefill.observe.explain.text import account_text
     from cudaprefill.observe.trace import read_trace
+    from cudaprefill.protocol.account_text import account_text
     from cudaprefill.tune.step_times import LEAST_STEPS, StepModel, step_times
     from cudaprefill.tune.trace_workload import scheduler_config
 

@@ -15,17 +15,21 @@ from websockets.exceptions import ConnectionClosed
 
 from cudaprefill.client.connection import Backoff, open_connection, websocket_url
 from cudaprefill.client.errors import ClientError, ConnectionLostError, ServerError
+from cudaprefill.protocol.account import Account
 from cudaprefill.protocol.codec import ProtocolError, decode, encode
 from cudaprefill.protocol.telemetry import (
+    DEFAULT_ITL_LIMIT_MS,
     DEFAULT_RATE,
     SERVER_MESSAGES,
     ClientMessage,
     TelemetryAbort,
+    TelemetryAccount,
     TelemetryBlock,
     TelemetryChangeSettings,
     TelemetryDescribeBlock,
     TelemetryDone,
     TelemetryError,
+    TelemetryExplain,
     TelemetryResetPrefixCache,
     TelemetrySnapshot,
     TelemetrySubscribe,
@@ -33,6 +37,7 @@ from cudaprefill.protocol.telemetry import (
     Topic,
 )
 
+Answer = TelemetryBlock | TelemetryAccount | TelemetryDone
 TOPICS: tuple[Topic, ...] = ("step", "request", "blocks")
 WISH_ID = 0  # of the subscription that each connection begins with
 MAX_UNREAD = 16  # messages that wait to be iterated over; then the server is left to merge what comes
@@ -79,7 +84,7 @@ class TelemetryConnection:
         self._messages: deque[TelemetrySnapshot | TelemetryUpdate] = deque()
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
-        self._answers: dict[int, asyncio.Future[TelemetryBlock | TelemetryDone]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._command_ids = itertools.count(1)
         self._error: ClientError | None = None
         self._ended = False
@@ -134,6 +139,13 @@ class TelemetryConnection:
             raise ServerError(f"the server answered with {answer.type} instead of a block")
         return answer
 
+    async def explain(self, request_id: str, *, itl_limit_ms: float = DEFAULT_ITL_LIMIT_MS) -> Account:
+        """Where the time of a request went that runs or is among the last that ran."""
+        answer = await self._command(TelemetryExplain(id=request_id, itl_limit_ms=itl_limit_ms))
+        if not isinstance(answer, TelemetryAccount):
+            raise ServerError(f"the server answered with {answer.type} instead of an account")
+        return answer.account
+
     async def change_settings(
         self,
         *,
@@ -156,7 +168,7 @@ class TelemetryConnection:
     async def reset_prefix_cache(self) -> None:
         await self._command(TelemetryResetPrefixCache())
 
-    async def _command(self, message: ClientMessage) -> TelemetryBlock | TelemetryDone:
+    async def _command(self, message: ClientMessage) -> Answer:
         if self._connection is None:
             raise ConnectionLostError(f"there is no connection to {self._url} that could carry {message.type}")
         command_id = message.command_id = next(self._command_ids)
@@ -165,7 +177,7 @@ class TelemetryConnection:
         try:
             with contextlib.suppress(ConnectionClosed):  # then the answer says so
                 await self._connection.send(encode(message))
-            result: TelemetryBlock | TelemetryDone = await answer
+            result: Answer = await answer
             return result
         finally:
             del self._answers[command_id]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cudaprefill.protocol.account import Account
+
 Topic = Literal["step", "request", "blocks"]
 RequestState = Literal["waiting", "prefilling", "decoding", "finished"]
 RequestEventKind = Literal["arrived", "queued", "scheduled", "chunk", "first_token", "preempted", "finished"]
@@ -19,6 +21,7 @@ EVICTED = "x"  # in changes only: was cached, was just taken for something else 
 
 MIN_RATE, MAX_RATE = 0.2, 60.0  # updates a second
 DEFAULT_RATE = 10.0
+DEFAULT_ITL_LIMIT_MS = 100.0
 
 # --- What a client sends ---
 #
@@ -47,6 +50,19 @@ class TelemetryDescribeBlock:
 
     type: Literal["telemetry.describe_block"] = "telemetry.describe_block"
     block: int
+    command_id: int | None = None
+
+
+@dataclass(kw_only=True)
+class TelemetryExplain:
+    """Asks where the time of a request went that runs or is among the last that ran; a TelemetryAccount follows.
+
+    itl_limit_ms: a longer gap between two tokens is late.
+    """
+
+    type: Literal["telemetry.explain"] = "telemetry.explain"
+    id: str
+    itl_limit_ms: float = DEFAULT_ITL_LIMIT_MS
     command_id: int | None = None
 
 
@@ -246,6 +262,16 @@ class TelemetryBlock:
 
 
 @dataclass(kw_only=True)
+class TelemetryAccount:
+    """Where the time of a request went; the same as `GET /v1/requests/{id}/explain` tells."""
+
+    type: Literal["telemetry.account"] = "telemetry.account"
+    sequence_number: int
+    account: Account
+    command_id: int | None = None
+
+
+@dataclass(kw_only=True)
 class TelemetryDone:
     """A command with a `command_id` was carried out."""
 
@@ -267,13 +293,19 @@ class TelemetryError:
 
 
 ClientMessage = (
-    TelemetrySubscribe | TelemetryDescribeBlock | TelemetryChangeSettings | TelemetryAbort | TelemetryResetPrefixCache
+    TelemetrySubscribe
+    | TelemetryDescribeBlock
+    | TelemetryExplain
+    | TelemetryChangeSettings
+    | TelemetryAbort
+    | TelemetryResetPrefixCache
 )
-ServerMessage = TelemetrySnapshot | TelemetryUpdate | TelemetryBlock | TelemetryDone | TelemetryError
+ServerMessage = TelemetrySnapshot | TelemetryUpdate | TelemetryBlock | TelemetryAccount | TelemetryDone | TelemetryError
 
 CLIENT_MESSAGES: dict[str, type[ClientMessage]] = {
     "telemetry.subscribe": TelemetrySubscribe,
     "telemetry.describe_block": TelemetryDescribeBlock,
+    "telemetry.explain": TelemetryExplain,
     "telemetry.change_settings": TelemetryChangeSettings,
     "telemetry.abort": TelemetryAbort,
     "telemetry.reset_prefix_cache": TelemetryResetPrefixCache,
@@ -282,6 +314,7 @@ SERVER_MESSAGES: dict[str, type[ServerMessage]] = {
     "telemetry.snapshot": TelemetrySnapshot,
     "telemetry.update": TelemetryUpdate,
     "telemetry.block": TelemetryBlock,
+    "telemetry.account": TelemetryAccount,
     "telemetry.done": TelemetryDone,
     "error": TelemetryError,
 }

@@ -14,15 +14,14 @@ from starlette.routing import BaseRoute, Route
 
 from cudaprefill.errors import EngineDeadError
 from cudaprefill.observe.explain import Account, ExplainLog, explain
-from cudaprefill.observe.explain.text import account_text
 from cudaprefill.observe.explain.work import cost_of
+from cudaprefill.protocol.account_text import account_text
+from cudaprefill.protocol.telemetry import DEFAULT_ITL_LIMIT_MS
 from cudaprefill.server.errors import ApiError
 
 if TYPE_CHECKING:
     from cudaprefill.async_engine import AsyncEngine
     from cudaprefill.server.state import ServerState
-
-DEFAULT_ITL_LIMIT_MS = 100.0
 
 
 class Explanations:
@@ -46,6 +45,29 @@ class Explanations:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def account(self, engine: AsyncEngine, request_id: str, itl_limit_ms: float) -> Account:
+        """Raises ApiError for a request that is not remembered, or a limit that is none."""
+        if not 0 < itl_limit_ms < math.inf:
+            raise ApiError(
+                400, f"itl_limit_ms must be a positive number of milliseconds, got {itl_limit_ms}", param="itl_limit_ms"
+            )
+        try:
+            cost = await engine.call(lambda engine: copy.deepcopy(engine.scheduler.cost))
+        except EngineDeadError:
+            cost = None  # what is known of the past can still be told
+
+        def account() -> Account:
+            history = self.log.history()
+            limit = itl_limit_ms / 1e3
+            return explain(history, request_id, itl_limit=limit, cost=cost_of(cost), now=time.monotonic())
+
+        try:
+            return await asyncio.to_thread(account)
+        except KeyError:
+            raise ApiError(
+                404, f"request {request_id!r} is not among those that are remembered", code="not_found"
+            ) from None
+
 
 async def explain_request(request: Request) -> Response:
     """The account of a request that is running or among the last that ran.
@@ -54,43 +76,24 @@ async def explain_request(request: Request) -> Response:
     """
     state: ServerState = request.app.state.server
     explanations: Explanations = request.app.state.explanations
-    limit = _limit(request.query_params.get("itl_limit_ms"))
+    limit_ms = _number(request.query_params.get("itl_limit_ms"))
     form = request.query_params.get("format", "json")
     if form not in ("json", "text"):
         raise ApiError(400, f"format must be json or text, got {form!r}", param="format")
-    request_id = request.path_params["request_id"]
     engine = state.engine
-    try:
-        cost = await engine.call(lambda engine: copy.deepcopy(engine.scheduler.cost))
-    except EngineDeadError:
-        cost = None  # what is known of the past can still be told
-
-    def account() -> Account:
-        history = explanations.log.history()
-        return explain(history, request_id, itl_limit=limit, cost=cost_of(cost), now=time.monotonic())
-
-    try:
-        told = await asyncio.to_thread(account)
-    except KeyError:
-        raise ApiError(
-            404, f"request {request_id!r} is not among those that are remembered", code="not_found"
-        ) from None
+    told = await explanations.account(engine, request.path_params["request_id"], limit_ms)
     if form == "text":
         return PlainTextResponse(account_text(told, engine.tokenizer.token_text))
     return JSONResponse(told.as_dict())
 
 
-def _limit(text: str | None) -> float:
-    """Seconds."""
+def _number(text: str | None) -> float:
     try:
-        limit = DEFAULT_ITL_LIMIT_MS if text is None else float(text)
+        return DEFAULT_ITL_LIMIT_MS if text is None else float(text)
     except ValueError:
-        limit = math.nan
-    if not 0 < limit < math.inf:
         raise ApiError(
             400, f"itl_limit_ms must be a positive number of milliseconds, got {text!r}", param="itl_limit_ms"
-        )
-    return limit / 1e3
+        ) from None
 
 
 routes: list[BaseRoute] = [Route("/v1/requests/{request_id}/explain", explain_request)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from cudaprefill.observe.events import RequestEventKind
-from cudaprefill.observe.explain.account import Account
 from cudaprefill.observe.explain.history import History
 from cudaprefill.observe.explain.late_tokens import find_late_tokens, token_steps
 from cudaprefill.observe.explain.prefix import explain_prefix
 from cudaprefill.observe.explain.timeline import Timeline
 from cudaprefill.observe.explain.work import Cost
+from cudaprefill.protocol.account import Account
 
 State = Literal["waiting", "prefilling", "decoding", "finished"]
 _STATES: dict[RequestEventKind, State] = {

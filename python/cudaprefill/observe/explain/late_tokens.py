@@ -6,9 +6,9 @@ import itertools
 from bisect import bisect_right
 
 from cudaprefill.observe.events import RequestEventKind, StepEvent
-from cudaprefill.observe.explain.account import LateToken, Prevention, Work
 from cudaprefill.observe.explain.history import History, RequestHistory
 from cudaprefill.observe.explain.work import Cost, trimmed, work_of
+from cudaprefill.protocol.account import LateToken, Prevention, Work
 
 MOST_TOKENS = 5  # that are accounted for, the latest
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cudaprefill.observe.events import RequestEventKind, StepEvent
-from cudaprefill.observe.explain.account import Difference, PrefixAccount, Work
 from cudaprefill.observe.explain.history import History, RequestHistory
+from cudaprefill.protocol.account import Difference, PrefixAccount, Work
 
 
 def explain_prefix(history: History, request: RequestHistory) -> PrefixAccount | None:

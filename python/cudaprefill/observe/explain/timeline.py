@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cudaprefill.observe.events import RequestEventKind, StepEvent
-from cudaprefill.observe.explain.account import Part, PartKind, Work
 from cudaprefill.observe.explain.history import History, RequestHistory
 from cudaprefill.observe.explain.work import Cost, work_of
+from cudaprefill.protocol.account import Part, PartKind, Work
 
 
 class Timeline:

@@ -15,11 +15,13 @@ from cudaprefill.protocol.telemetry import (
     MIN_RATE,
     ClientMessage,
     TelemetryAbort,
+    TelemetryAccount,
     TelemetryBlock,
     TelemetryChangeSettings,
     TelemetryDescribeBlock,
     TelemetryDone,
     TelemetryError,
+    TelemetryExplain,
     TelemetryResetPrefixCache,
     TelemetrySubscribe,
 )
@@ -29,9 +31,11 @@ from cudaprefill.server.telemetry.hub import Encoded, Subscription
 
 if TYPE_CHECKING:
     from cudaprefill.engine.engine import Engine
+    from cudaprefill.server.explain import Explanations
     from cudaprefill.server.observers import Observers
     from cudaprefill.server.state import ServerState
 
+Answer = TelemetryBlock | TelemetryAccount
 _SETTINGS = ("max_num_batched_tokens", "long_prefill_token_threshold", "itl_target_ms")
 
 
@@ -45,6 +49,7 @@ class TelemetrySession:
         self._websocket = websocket
         self._state: ServerState = websocket.app.state.server
         self._observers: Observers = websocket.app.state.observers
+        self._explanations: Explanations = websocket.app.state.explanations
         self._sequence_number = 0
         self._sending = asyncio.Lock()  # a message must not overtake one with a lower number
         self._subscription: Subscription | None = None
@@ -77,7 +82,7 @@ class TelemetrySession:
             while True:
                 await self._send(await subscription.next())
 
-    async def _send(self, message: Encoded | TelemetryBlock | TelemetryDone | TelemetryError) -> None:
+    async def _send(self, message: Encoded | Answer | TelemetryDone | TelemetryError) -> None:
         async with self._sending:
             if self._websocket.application_state is not WebSocketState.CONNECTED:  # the other task's send has failed
                 raise WebSocketDisconnect(1006)
@@ -110,19 +115,23 @@ class TelemetrySession:
             await self._send_error(refusal, _command_id(text))
             return
         try:
-            block = await self._carry_out(message)
+            answer = await self._carry_out(message)
         except Exception as error:
             await self._send_error(as_api_error(error, _SETTINGS), message.command_id)
             return
-        if block is not None:
-            block.command_id = message.command_id
-            await self._send(block)
+        if answer is not None:
+            answer.command_id = message.command_id
+            await self._send(answer)
         elif message.command_id is not None:
             await self._send(TelemetryDone(sequence_number=0, command_id=message.command_id))
 
-    async def _carry_out(self, message: ClientMessage) -> TelemetryBlock | None:
+    async def _carry_out(self, message: ClientMessage) -> Answer | None:
         if isinstance(message, TelemetryDescribeBlock):
             return await self._describe_block(message.block)
+        if isinstance(message, TelemetryExplain):
+            engine = self._state.engine
+            account = await self._explanations.account(engine, message.id, message.itl_limit_ms)
+            return TelemetryAccount(sequence_number=0, account=account)
         if isinstance(message, TelemetrySubscribe):
             self._subscribe(message)
         elif isinstance(message, TelemetryChangeSettings):

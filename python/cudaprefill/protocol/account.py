@@ -1,4 +1,4 @@
-"""What an account of a request says. Times are seconds; `start` counts from the arrival."""
+"""What an account of a request says, over HTTP and telemetry. Times are seconds; `start` counts from the arrival."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Difference:
 
     id: str  # of the nearest request
     position: int  # of the first token that differs
-    own_token: int | None  # None: it ends here
-    other_token: int | None
+    own_token: int | None = None  # None: it ends here
+    other_token: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +92,7 @@ class LateToken:
     time: float  # since the arrival
     gap: float
     steps: list[int]  # between the two tokens
-    slowest_step: int | None
+    slowest_step: int | None = None
     slowest_duration: float
     outside_steps: float  # of the gap
     preempted: bool
@@ -108,15 +108,15 @@ class Account:
     id: str
     number: int
     state: Literal["waiting", "prefilling", "decoding", "finished"]
-    finish_reason: str | None
+    finish_reason: str | None = None
     prompt_tokens: int
     output_tokens: int  # so far
     preemptions: int
-    ttft: float | None  # arrival to first token; None while there is none
+    ttft: float | None = None  # arrival to first token; None while there is none
     total: float  # arrival to the end of the last part
     parts: list[Part]
-    prefix: PrefixAccount | None  # None before it was admitted
-    itl_limit: float | None
+    prefix: PrefixAccount | None = None  # None before it was admitted
+    itl_limit: float | None = None
     late_tokens: list[LateToken]
     num_late_tokens: int  # `late_tokens` has the latest of them, at most a few
     incomplete: bool  # steps of its time are no longer known

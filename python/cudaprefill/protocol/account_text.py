@@ -1,10 +1,10 @@
-"""An account as plain text: a waterfall, then the prefix, then late tokens."""
+"""An account in words, for servers and clients: a waterfall, then the prefix, then late tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from cudaprefill.observe.explain.account import Account, LateToken, Part, PrefixAccount, Work
+from cudaprefill.protocol.account import Account, LateToken, Part, PrefixAccount, Work
 
 BAR_WIDTH = 32
 MOST_NAMES = 3
@@ -18,20 +18,20 @@ def account_text(account: Account, token_text: TokenText | None = None) -> str:
 
 
 def _lines(account: Account, token_text: TokenText | None) -> Iterator[str]:
-    yield _headline(account)
+    yield headline(account)
     yield ""
     yield from _waterfall(account)
     if account.incomplete:
         yield "Steps of its time are no longer known: what it waited for is missing above."
     if account.prefix is not None:
         yield ""
-        yield f"prefix cache: {_prefix(account.prefix, token_text)}"
+        yield f"prefix cache: {prefix_text(account.prefix, token_text)}"
     if account.itl_limit is not None:
         yield ""
-        yield from _late_tokens(account)
+        yield from late_token_lines(account)
 
 
-def _headline(account: Account) -> str:
+def headline(account: Account) -> str:
     outcome = f"first token after {seconds(account.ttft)}" if account.ttft is not None else "no token yet"
     parts = [f"{account.id}: {outcome}", _counted(account.prompt_tokens, "prompt token")]
     parts.append(_counted(account.output_tokens, "output token"))
@@ -47,12 +47,12 @@ def _waterfall(account: Account) -> Iterator[str]:
         begin = round(part.start / account.total * BAR_WIDTH)
         end = round((part.start + part.duration) / account.total * BAR_WIDTH)
         bar = " " * min(begin, BAR_WIDTH - 1) + "█" * max(end - begin, 1)
-        yield f"{part.kind:{width}}  {seconds(part.duration):>9} │{bar:{BAR_WIDTH}}│ {_detail(part)}".rstrip()
+        yield f"{part.kind:{width}}  {seconds(part.duration):>9} │{bar:{BAR_WIDTH}}│ {part_detail(part)}".rstrip()
     if account.parts:
         yield f"{'total':{width}}  {seconds(account.total):>9}"
 
 
-def _detail(part: Part) -> str:
+def part_detail(part: Part) -> str:
     if part.kind in ("tokenizing", "between steps", "delivering", "sending"):
         return ""
     words = []
@@ -77,7 +77,7 @@ def _detail(part: Part) -> str:
     return "; ".join(words)
 
 
-def _prefix(prefix: PrefixAccount, token_text: TokenText | None) -> str:
+def prefix_text(prefix: PrefixAccount, token_text: TokenText | None) -> str:
     found = f"{prefix.hit_tokens:,} of {prefix.shareable_tokens:,} tokens that can be shared"
     reason = {
         "complete": "",
@@ -110,7 +110,7 @@ def _different(prefix: PrefixAccount, token_text: TokenText | None) -> str:
     )
 
 
-def _late_tokens(account: Account) -> Iterator[str]:
+def late_token_lines(account: Account) -> Iterator[str]:
     if not account.num_late_tokens:
         yield f"no gap between tokens above {seconds(account.itl_limit)}"
         return
