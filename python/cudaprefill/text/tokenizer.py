@@ -108,7 +108,8 @@ class Tokenizer:
             cache.
 
         Where the template writes an answer in another way than it opens one, or does not close it with a control
-        token (at which tokenizers start anew), the whole chat is encoded as by `encode_chat`. Raises ValueError as that.
+        token (at which tokenizers start anew), the whole chat is encoded as by `encode_chat`, and as there ValueError
+        is raised.
         """
         checked = check_messages(messages)
         guarded = self._control_tokens.guard(checked)
