@@ -23,4 +23,10 @@ __host__ __device__ constexpr uint64_t matrix_descriptor(uint32_t start, uint32_
          uint64_t{stride_bytes >> 4} << 32;
 }
 
+// The same matrix, `bytes` further on. One 32-bit addition: the upper half, with the stride, is a constant.
+__host__ __device__ constexpr uint64_t advance_descriptor(uint64_t descriptor, uint32_t bytes) {
+  const uint64_t upper = descriptor >> 32 << 32;
+  return upper | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
+}
+
 }  // namespace cudaprefill

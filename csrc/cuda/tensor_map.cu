@@ -13,7 +13,7 @@
 namespace cudaprefill {
 namespace {
 
-static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) == alignof(CUtensorMap));
+static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 

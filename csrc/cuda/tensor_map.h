@@ -6,7 +6,7 @@
 namespace cudaprefill {
 
 // CUtensorMap of cuda.h, which is as opaque.
-struct alignas(64) TensorMap {
+struct alignas(128) TensorMap {
   uint64_t words[16];
 };
 

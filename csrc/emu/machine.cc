@@ -231,17 +231,23 @@ void Machine::barrier(unsigned id, unsigned count, bool wait_for_others, std::so
          where);
   }
   barrier.arrived.push_back(thread.rank);
+  barrier.clock.resize(clock_size(), 0);
+  for (size_t i = 0; i < barrier.clock.size(); ++i) barrier.clock[i] = std::max(barrier.clock[i], thread.clock[i]);
+  ++thread.clock[thread.rank];  // what it does from now on is not seen by those who wait
   thread.barrier = id;
   if (barrier.arrived.size() < barrier.expected) {
     if (wait_for_others) wait(Thread::State::kAtBarrier, where);
     return;
   }
-  join(barrier.arrived);
   for (const unsigned rank : barrier.arrived) {
     Thread& other = threads_[rank];
-    if (other.state == Thread::State::kAtBarrier && other.barrier == id) other.state = Thread::State::kReady;
+    const bool waits = other.state == Thread::State::kAtBarrier && other.barrier == id;
+    if (waits) other.state = Thread::State::kReady;
+    if (!waits && !(rank == thread.rank && wait_for_others)) continue;
+    for (size_t i = 0; i < other.clock.size(); ++i) other.clock[i] = std::max(other.clock[i], barrier.clock[i]);
   }
   barrier.arrived.clear();
+  barrier.clock.clear();
 }
 
 void Machine::wait_at_mbarrier(uint32_t address, uint32_t parity, std::source_location where) {

@@ -151,6 +151,7 @@ class Machine {
   struct Barrier {
     unsigned expected = 0;
     std::vector<unsigned> arrived;  // ranks, those that do not wait included
+    VectorClock clock;              // of them, each as it was when it came
     std::source_location where;
   };
 

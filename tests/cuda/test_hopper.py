@@ -21,13 +21,17 @@ from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
 from tests.cuda.test_attention_properties import PROPERTY, REQUEST, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_prefill_attention
-from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.attention_reference import assert_as_exact_as_torch, paged_batch
 
 HEAD_SIZES = (64, 128, 256)
 
 
+def half_by_default(*args, **options):
+    return paged_batch(*args, **{"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16, **options})
+
+
 @pytest.fixture(params=["tensor", "async"], autouse=True)
-def hopper(request: pytest.FixtureRequest) -> Iterator[object]:
+def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
     """A device of compute capability 9.0; keys and values come by tensor copies or by cp.async."""
     device = emulation()
     device.set_compute_capability(90)
@@ -35,6 +39,7 @@ def hopper(request: pytest.FixtureRequest) -> Iterator[object]:
     device.set_num_multiprocessors(2)
     device.reset_counters()
     torch.manual_seed(0)
+    monkeypatch.setattr(test_prefill_attention, "paged_batch", half_by_default)
     with backend_of_ops("emulated"), ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}):
         yield device
     device.set_compute_capability(80)
@@ -43,7 +48,7 @@ def hopper(request: pytest.FixtureRequest) -> Iterator[object]:
     device.set_seed(0)
 
 
-# What tests/ops asks of any backend, as far as it is about prefill.
+# What tests/ops asks of any backend, as far as it is about prefill, in bfloat16 where a test does not say.
 globals().update(
     {f"test_ops_{name}": getattr(test_prefill_attention, f"test_{name}") for name in SHARED[test_prefill_attention]}
 )

@@ -18,6 +18,12 @@ __device__ __forceinline__ void increase_registers_to() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
+// The same value, but what the compiler derives from it is derived from here on and not kept from before.
+__device__ __forceinline__ int anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // True in one lane of the warp, always the same.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;

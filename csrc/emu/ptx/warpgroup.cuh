@@ -17,6 +17,8 @@ void increase_registers_to(std::source_location where = std::source_location::cu
   emu::Machine::instance().change_registers(registers, /*increase=*/true, where);
 }
 
+inline int anew(int value) { return value; }
+
 // Any lane, as the seed has it, but the same throughout.
 inline bool elect_one(std::source_location where = std::source_location::current()) {
   auto& machine = emu::Machine::instance();

@@ -60,14 +60,13 @@ struct OperandTile {
   // Rows [first_row, ...) as rows of a product, elements [16 step, 16 step + 16) as its inner dimension: Q and K.
   __host__ __device__ __forceinline__ uint64_t along_elements(int first_row, int step) const {
     const int steps_of_brick = kBrickElements / 16;
-    const uint32_t start =
-        base + first_row / kBrickRows * kGroupBytes + step / steps_of_brick * kBrickBytes + step % steps_of_brick * 32;
-    return matrix_descriptor(start, 0, kGroupBytes);
+    const uint64_t first = matrix_descriptor(base + first_row / kBrickRows * kGroupBytes, 0, kGroupBytes);
+    return advance_descriptor(first, step / steps_of_brick * kBrickBytes + step % steps_of_brick * 32);
   }
 
   // All elements as columns of a product, rows [16 step, 16 step + 16) as its inner dimension: V.
   __host__ __device__ __forceinline__ uint64_t along_rows(int step) const {
-    return matrix_descriptor(base + step * 2 * kGroupBytes, kBrickBytes, kGroupBytes);
+    return advance_descriptor(matrix_descriptor(base, kBrickBytes, kGroupBytes), step * 2 * kGroupBytes);
   }
 };
 

@@ -17,16 +17,15 @@
 
 namespace cudaprefill {
 
+template <int stages>
 struct PipelineStep {
-  int stage = 0;
-  uint32_t parity = 0;
+  static_assert((stages & (stages - 1)) == 0);  // so that the count may wrap
+  uint32_t tile = 0;
 
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+  __device__ __forceinline__ int stage() const { return tile % stages; }
+  __device__ __forceinline__ uint32_t parity() const { return tile / stages % 2; }
+  __device__ __forceinline__ void advance() { ++tile; }
+  __device__ __forceinline__ PipelineStep before() const { return {tile - 1}; }
 };
 
 // Addresses of the mbarriers. Values whose tile is not wholly part of the context land first (`values_landed`), have

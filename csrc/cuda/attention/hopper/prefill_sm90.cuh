@@ -34,31 +34,27 @@ constexpr int kWarpsOfGroup = kWarpgroupThreads / kWarpSize;
 
 // The part of an item that all its rows share.
 struct ItemView {
+  int work;  // (item, KV head) of the plan
   PrefillItem item;
   int kv_head;
   int first_token, num_rows;  // of the request: its first row of q, and its rows of the tile's numbering
   int position_of_token_0;
-  int first_visible;             // of any row
-  int all_see_from, all_see_to;  // keys that every row of the tile sees
+  int first_visible;  // of any row
 
-  template <int rows>
-  __device__ static ItemView of(const PrefillLaunch& launch, int64_t work) {
+  __device__ static ItemView of(const PrefillLaunch& launch, int work) {
     const PrefillAttentionParams& params = launch.op;
-    const int64_t index = work / params.num_kv_heads;
+    const int index = work / params.num_kv_heads;
     const int4 head = ptx::load_global(reinterpret_cast<const int4*>(launch.items + index));
     ItemView view;
+    view.work = work;
     view.item = {head.x, head.y, head.z, head.w, ptx::load_global(&launch.items[index].part), {}};
-    view.kv_head = static_cast<int>(work % params.num_kv_heads);
+    view.kv_head = work % params.num_kv_heads;
     view.first_token = ptx::load_global(params.cu_seqlens_q + view.item.request);
     const int query_len = ptx::load_global(params.cu_seqlens_q + view.item.request + 1) - view.first_token;
     view.position_of_token_0 = ptx::load_global(params.context_lens + view.item.request) - query_len;
     view.num_rows = query_len * launch.group;
     const int first_position = view.position_of_token_0 + view.item.first_row / launch.group;
-    const int last_row = min(view.item.first_row + rows, view.num_rows) - 1;
-    const int last_position = view.position_of_token_0 + last_row / launch.group;
     view.first_visible = params.window > 0 ? max(0, first_position - params.window + 1) : 0;
-    view.all_see_from = params.window > 0 ? last_position - params.window + 1 : 0;
-    view.all_see_to = first_position + 1;
     return view;
   }
 
@@ -78,10 +74,10 @@ struct ItemView {
 };
 
 // Calls visit(view) for every item of this thread block, by every thread.
-template <int rows, class Visit>
+template <class Visit>
 __device__ __forceinline__ void for_each_item(const PrefillLaunch& launch, Visit visit) {
-  const int64_t num_work = int64_t{ptx::load_global(&launch.counts->num_items)} * launch.op.num_kv_heads;
-  for (int64_t work = blockIdx.x; work < num_work; work += gridDim.x) visit(ItemView::of<rows>(launch, work));
+  const auto num_work = [&] { return ptx::load_global(&launch.counts->num_items) * launch.op.num_kv_heads; };
+  for (int work = blockIdx.x; work < num_work(); work += gridDim.x) visit(ItemView::of(launch, work));
 }
 
 // --- the producer
@@ -113,17 +109,17 @@ __device__ void produce_by_tensor_copies(const HopperPrefillLaunch& launch, cons
                                          int lane) {
   using Traits = HopperPrefillTraits<head_size>;
   const auto barriers = memory.barriers();
-  PipelineStep step;
-  for_each_item<Traits::kRows>(launch.common, [&](const ItemView& view) {
+  PipelineStep<Traits::kStages> step;
+  for_each_item(launch.common, [&](const ItemView& view) {
     for (int key = view.item.first_key; key < view.item.last_key; key += Traits::kKeys) {
-      ptx::mbarrier_wait(barriers.keys_empty(step.stage), step.parity ^ 1);
-      copy_pages(memory.keys(step.stage), launch.keys, launch.heads_of_keys, launch.common, view, key,
-                 barriers.keys_full(step.stage), lane);
-      ptx::mbarrier_wait(barriers.values_empty(step.stage), step.parity ^ 1);
+      ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);
+      copy_pages(memory.keys(step.stage()), launch.keys, launch.heads_of_keys, launch.common, view, key,
+                 barriers.keys_full(step.stage()), lane);
+      ptx::mbarrier_wait(barriers.values_empty(step.stage()), step.parity() ^ 1);
       const bool partial = view.has_partial_page(key, Traits::kKeys);
-      copy_pages(memory.values(step.stage), launch.values, launch.heads_of_values, launch.common, view, key,
-                 partial ? barriers.values_landed(step.stage) : barriers.values_full(step.stage), lane);
-      step.advance(Traits::kStages);
+      copy_pages(memory.values(step.stage()), launch.values, launch.heads_of_values, launch.common, view, key,
+                 partial ? barriers.values_landed(step.stage()) : barriers.values_full(step.stage()), lane);
+      step.advance();
     }
   });
 }
@@ -134,14 +130,14 @@ __device__ void zero_rows_outside(const HopperPrefillLaunch& launch, const Prefi
   using Traits = HopperPrefillTraits<head_size>;
   using Tile = OperandTile<head_size>;
   const auto barriers = memory.barriers();
-  PipelineStep step;
+  PipelineStep<Traits::kStages> step;
   uint32_t landed_parities = 0;  // a bit a stage
-  for_each_item<Traits::kRows>(launch.common, [&](const ItemView& view) {
+  for_each_item(launch.common, [&](const ItemView& view) {
     for (int key = view.item.first_key; key < view.item.last_key; key += Traits::kKeys) {
       if (view.has_partial_page(key, Traits::kKeys)) {
-        ptx::mbarrier_wait(barriers.values_landed(step.stage), landed_parities >> step.stage & 1);
-        landed_parities ^= 1u << step.stage;
-        const Tile tile = memory.values(step.stage);
+        ptx::mbarrier_wait(barriers.values_landed(step.stage()), landed_parities >> step.stage() & 1);
+        landed_parities ^= 1u << step.stage();
+        const Tile tile = memory.values(step.stage());
         for (int i = lane; i < Traits::kKeys * Tile::kChunks; i += kWarpSize) {
           const int row = i / Tile::kChunks, page = row / kPageRows * kPageRows;
           if (view.has_all(key + row, 1) || !view.has_any(key + page, kPageRows)) continue;
@@ -149,9 +145,9 @@ __device__ void zero_rows_outside(const HopperPrefillLaunch& launch, const Prefi
         }
         ptx::fence_proxy_async();
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(barriers.values_full(step.stage));
+        if (lane == 0) ptx::mbarrier_arrive(barriers.values_full(step.stage()));
       }
-      step.advance(Traits::kStages);
+      step.advance();
     }
   });
 }
@@ -165,7 +161,7 @@ __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const
   using Tile = OperandTile<head_size>;
   const PrefillLaunch& common = launch.common;
   const auto barriers = memory.barriers();
-  PipelineStep step;
+  PipelineStep<Traits::kStages> step;
   uint32_t issued = 0;  // the mbarrier of the tile whose copies are on their way
   const auto announce = [&] {
     if (issued == 0) return;
@@ -189,16 +185,16 @@ __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const
     announce();
     issued = full;
   };
-  for_each_item<Traits::kRows>(common, [&](const ItemView& view) {
+  for_each_item(common, [&](const ItemView& view) {
     const int32_t* table = common.op.block_table + view.item.request * common.op.block_table_stride;
     const PagedRows<Element> keys(common.op.k_cache, view.kv_head, table, common.block_shift);
     const PagedRows<Element> values(common.op.v_cache, view.kv_head, table, common.block_shift);
     for (int key = view.item.first_key; key < view.item.last_key; key += Traits::kKeys) {
-      ptx::mbarrier_wait(barriers.keys_empty(step.stage), step.parity ^ 1);
-      copy_tile(memory.keys(step.stage), keys, view, key, barriers.keys_full(step.stage));
-      ptx::mbarrier_wait(barriers.values_empty(step.stage), step.parity ^ 1);
-      copy_tile(memory.values(step.stage), values, view, key, barriers.values_full(step.stage));
-      step.advance(Traits::kStages);
+      ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);
+      copy_tile(memory.keys(step.stage()), keys, view, key, barriers.keys_full(step.stage()));
+      ptx::mbarrier_wait(barriers.values_empty(step.stage()), step.parity() ^ 1);
+      copy_tile(memory.values(step.stage()), values, view, key, barriers.values_full(step.stage()));
+      step.advance();
     }
   });
   ptx::wait_for_copies<0>();
@@ -278,6 +274,37 @@ __device__ void store_rows(const PrefillLaunch& launch, const OperandTile<head_s
   }
 }
 
+// Warpgroups take turns: while one has the tensor cores, the others are at their exponentials. A turn is passed on when
+// both products of a step are issued.
+template <int consumers, bool in_turns>
+struct Turns {
+  static constexpr int kFirstBarrier = 1 + consumers;
+  int consumer;
+
+  __device__ __forceinline__ void begin() const {
+    if (in_turns && consumer == 0) pass_to(0);  // the first turn
+  }
+  __device__ __forceinline__ void take() const {
+    if (in_turns) ptx::named_barrier_sync(kFirstBarrier + consumer, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass() const {
+    if (in_turns) pass_to(consumer + 1 < consumers ? consumer + 1 : 0);
+  }
+
+ private:
+  __device__ __forceinline__ void pass_to(int next) const {
+    ptx::named_barrier_arrive(kFirstBarrier + next, 2 * kWarpgroupThreads);
+  }
+};
+
+// The products of one step are on their way while the softmax of the step before is computed:
+//
+//     tensor cores | S0        S1   O0        S2   O1             O2
+//     softmax      |      P0             P1             P2
+//
+// S1 needs nothing of P0, so it is issued first; O0 += P0 V0 follows it, and P1 is computed when S1 is there. Scores
+// and weights are then in registers at once: at head size 64, whose three consumers have 160 each, they are not
+// (kOverlap), and the consumers only overlap with one another.
 template <class Element, int head_size>
 __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory, int consumer,
                         int warp, int lane) {
@@ -285,20 +312,31 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
   constexpr int kKeys = Traits::kKeys;
   const PrefillLaunch& common = launch.common;
   const auto barriers = memory.barriers();
+  const auto queries = memory.queries();
   const int first_row = consumer * kWarpgroupRows, warp_row = first_row + warp * 16;
-  PipelineStep step;
-  for_each_item<Traits::kRows>(common, [&](const ItemView& view) {
-    const auto queries = memory.queries();
+  const Turns<Traits::kConsumers, Traits::kInTurns> turns{consumer};
+  turns.begin();
+  PipelineStep<Traits::kStages> step;  // of the keys; the values follow one tile behind
+  for_each_item(common, [&](const ItemView& view) {
     load_queries<Element>(common, queries, view, warp_row, lane);
     ptx::fence_proxy_async();
     sync_warpgroup(consumer);
 
     OnlineSoftmax softmax;
     float out[head_size / 8][4] = {};
-    for (int key = view.item.first_key; key < view.item.last_key; key += kKeys) {
-      float scores[kKeys / 8][4];
-      const auto keys = memory.keys(step.stage);
-      ptx::mbarrier_wait(barriers.keys_full(step.stage), step.parity);
+    float scores[kKeys / 8][4];
+    uint32_t weights[kKeys / 16][4];
+    const int window = common.op.window;
+    int positions[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      positions[half] = row_position(common, view.position_of_token_0,
+                                     view.item.first_row + warp_row + half * 8 + lane / 4, view.num_rows);
+    }
+    const auto issue_scores = [&] {
+      const auto keys = memory.keys(step.stage());
+      ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity());
+      turns.take();
       ptx::fence_products();
 #pragma unroll
       for (int k = 0; k < head_size / 16; ++k) {
@@ -306,34 +344,86 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
                                              k > 0);
       }
       ptx::commit_products();
-      ptx::wait_for_products<0>();
-      ptx::pin_accumulators(scores);
-      if (lane == 0) ptx::mbarrier_arrive(barriers.keys_empty(step.stage));
-
-      common.scale.cap(scores);
-      if (key < view.all_see_from || key + kKeys > view.all_see_to) {
-        mask_scores(scores, common, view.position_of_token_0, view.item.first_row + warp_row, view.num_rows, key, lane);
-      }
-      softmax.update(scores, out, common.scale.factor);
-      uint32_t weights[kKeys / 16][4];
-#pragma unroll
-      for (int k = 0; k < kKeys / 16; ++k) pack_weights<Element>(scores[2 * k], scores[2 * k + 1], weights[k]);
-
-      const auto values = memory.values(step.stage);
-      ptx::mbarrier_wait(barriers.values_full(step.stage), step.parity);
+    };
+    const auto issue_out = [&](PipelineStep<Traits::kStages> value_step) {
+      const auto values = memory.values(value_step.stage());
+      ptx::mbarrier_wait(barriers.values_full(value_step.stage()), value_step.parity());
       ptx::fence_products();
 #pragma unroll
       for (int k = 0; k < kKeys / 16; ++k) {
         ptx::multiply_registers<Element, true>(out, weights[k], values.along_rows(k), true);
       }
       ptx::commit_products();
-      ptx::wait_for_products<0>();
+    };
+    const auto release_keys = [&] {
+      ptx::pin_accumulators(scores);
+      if (lane == 0) ptx::mbarrier_arrive(barriers.keys_empty(step.stage()));
+    };
+    const auto release_values = [&](PipelineStep<Traits::kStages> value_step) {
       ptx::pin_accumulators(out);
-      if (lane == 0) ptx::mbarrier_arrive(barriers.values_empty(step.stage));
-      step.advance(Traits::kStages);
+      if (lane == 0) ptx::mbarrier_arrive(barriers.values_empty(value_step.stage()));
+    };
+    // Scores become weights, in place.
+    const auto weigh = [&](int key, float (&correction)[2]) {
+      common.scale.cap(scores);
+      // The upper row sees no further than the lower one, and the lower one no earlier keys than the upper one.
+      if (key + kKeys > positions[0] + 1 || (window > 0 && key < positions[1] - window + 1)) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) mask_half(scores, half, common, positions[half], key, lane);
+      }
+      softmax.weigh(scores, common.scale.factor, correction);
+    };
+    const auto pack = [&] {
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) pack_weights<Element>(scores[2 * k], scores[2 * k + 1], weights[k]);
+    };
+
+    float correction[2];
+    if constexpr (Traits::kOverlap) {
+      issue_scores();
+      turns.pass();
+      ptx::wait_for_products<0>();
+      release_keys();
+      weigh(view.item.first_key, correction);  // nothing has been accumulated that it would correct
+      pack();
+      step.advance();
+      for (int key = view.item.first_key + kKeys; key < view.item.last_key; key += kKeys) {
+        issue_scores();
+        issue_out(step.before());
+        turns.pass();
+        ptx::wait_for_products<1>();  // the scores
+        release_keys();
+        weigh(key, correction);
+        ptx::wait_for_products<0>();  // what the weights before gave
+        release_values(step.before());
+        OnlineSoftmax::rescale(out, correction);
+        ptx::pin_accumulators(scores);  // not packed before, for the weights in use are in registers, too
+        pack();
+        step.advance();
+      }
+      issue_out(step.before());
+      ptx::wait_for_products<0>();
+      release_values(step.before());
+    } else {
+      for (int key = view.item.first_key; key < view.item.last_key; key += kKeys) {
+        issue_scores();
+        turns.pass();
+        ptx::wait_for_products<0>();
+        release_keys();
+        weigh(key, correction);
+        OnlineSoftmax::rescale(out, correction);
+        pack();
+        issue_out(step);
+        ptx::wait_for_products<0>();
+        release_values(step);
+        step.advance();
+      }
     }
+
     sync_warpgroup(consumer);  // all are done with the queries, whose place the results take
-    store_rows<Element>(common, queries, view, warp_row, lane, softmax, out);
+    // Worked out and looked up once more: while products run, registers are better used.
+    const int same_lane = ptx::anew(lane), same_row = ptx::anew(warp_row);
+    store_rows<Element>(common, queries, ItemView::of(common, view.work), same_row, same_lane, softmax, out);
     __syncwarp();  // the next queries overwrite the results
   });
 }
@@ -343,8 +433,10 @@ __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
     prefill_sm90_kernel(const __grid_constant__ HopperPrefillLaunch launch) {
   using Traits = HopperPrefillTraits<head_size>;
   const PrefillMemory<head_size> memory(ptx::shared_base());
-  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % kWarpsOfGroup;
-  const int warpgroup = threadIdx.x / kWarpgroupThreads;
+  // From one lane, so that the compiler knows that the warp agrees.
+  const int warp_of_block = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x / kWarpSize), 0);
+  const int lane = threadIdx.x % kWarpSize, warp = warp_of_block % kWarpsOfGroup;
+  const int warpgroup = warp_of_block / kWarpsOfGroup;
   if (threadIdx.x == 0) {
     const int producers = copies == KvCopies::kTensor ? 1 : kWarpsOfGroup;
     memory.barriers().init(producers, Traits::kConsumers * kWarpsOfGroup);

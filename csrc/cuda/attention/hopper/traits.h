@@ -21,6 +21,8 @@ struct HopperPrefillTraits {
   static constexpr int kKeys = head_size == 256 ? 80 : 128;  // a whole number of pages
   static constexpr int kPages = kKeys / kPageRows;
   static constexpr int kStages = 2;
+  static constexpr bool kInTurns = head_size <= 128;  // consumers share the tensor cores by turns
+  static constexpr bool kOverlap = kConsumers == 2;   // of the softmax with the products of the next step
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // The compiler gives all threads the same number; these two sum up to no more than that.
