@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from cudaprefill.protocol.account import Account, Part, PrefixAccount, Work
 from cudaprefill.protocol.telemetry import (
     EngineDescription,
     EngineSettings,
@@ -58,6 +59,41 @@ def snapshot(**changes: object) -> TelemetrySnapshot:
         "blocks": "a" * 25 + "s" * 5 + "c" * 26 + "." * 200,
     }
     return TelemetrySnapshot(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def account(request_id: str) -> Account:
+    """Queued behind another request, then two chunks with a step between them that was another's."""
+    return Account(
+        id=request_id,
+        number=1,
+        state="finished",
+        finish_reason="stop",
+        prompt_tokens=1045,
+        output_tokens=9,
+        preemptions=0,
+        ttft=0.4,
+        total=0.4,
+        parts=[
+            Part(
+                kind="queued",
+                start=0.0,
+                duration=0.1,
+                first_step=4,
+                last_step=5,
+                waiting_for="seats: 16 of 16 taken",
+                behind=["resp_0", "[bold r"],
+            ),
+            Part(kind="chunk", start=0.1, duration=0.1, first_step=6, last_step=6, first_token=512, num_tokens=512),
+            Part(kind="left out", start=0.2, duration=0.1, first_step=7, last_step=7, others=[Work(id="x", tokens=99)]),
+            Part(kind="chunk", start=0.3, duration=0.0999, first_step=8, last_step=8, first_token=1024, num_tokens=21),
+            Part(kind="between steps", start=0.3999, duration=0.0001),
+        ],
+        prefix=PrefixAccount(hit_tokens=512, shareable_tokens=1040, reason="different", missed_block=32),
+        itl_limit=0.1,
+        late_tokens=[],
+        num_late_tokens=0,
+        incomplete=False,
+    )
 
 
 def echo(messages: list[Message]) -> list[AnswerEvent | Exception]:
@@ -160,6 +196,10 @@ class FakeLink(EngineLink):
             text="[bold hello",
             hash="ab" * 16,
         )
+
+    async def explain(self, request_id: str) -> Account:
+        await self._call("explain", request_id)
+        return account(request_id)
 
     async def close(self) -> None:
         self.closed = True

@@ -129,7 +129,7 @@ CASES = {
     "load.bursts": loads("bursts"),
     "load.stop": Case(lambda desk: not desk.screen.session.generator.is_running, loaded),
     "help.help": Case(lambda desk: desk.dialog == "Help"),
-    "help.explain": Case(lambda desk: desk.dialog == "Where the time went", answered),
+    "help.explain": Case(lambda desk: desk.dialog == "Where the time of r1 went", answered),
     "help.palette": Case(lambda desk: isinstance(desk.app.screen, CommandPalette)),
     "help.menu": Case(lambda desk: desk.screen.menu_bar.opened is not None),
     "help.about": Case(lambda desk: desk.dialog.startswith("cudaprefill")),

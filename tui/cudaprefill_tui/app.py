@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual import work
-from textual.app import App
 from textual.binding import Binding
 
 from . import themes
@@ -17,6 +16,7 @@ from .preferences import load_preferences, save_preferences
 from .screens.desktop import DesktopScreen
 from .server_process import ServerFailedError, ServerProcess
 from .session import Session
+from .sparse_output import SparseApp
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Setup:
     glyphs: Glyphs = UNICODE
 
 
-class CudaprefillApp(App[None]):
+class CudaprefillApp(SparseApp[None]):
     TITLE = "cudaprefill"
     CSS_PATH = "styles/desktop.tcss"
     ENABLE_COMMAND_PALETTE = True

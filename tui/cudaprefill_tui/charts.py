@@ -50,6 +50,8 @@ def one_two_five(low: float, high: float) -> list[float]:
     """1-2-5 steps that enclose low .. high, at least two."""
     edges: list[float] = []
     power = math.floor(math.log10(low)) if low > 0 else -5
+    if 10.0**power > low > 0:  # a logarithm is rounded, up to the next whole one too
+        power -= 1
     while not edges or edges[-1] <= high or len(edges) < 2:
         for step in (1, 2, 5):
             edge = step * 10.0**power

@@ -12,6 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from cudaprefill.client.engine_view import EngineView
+from cudaprefill.protocol.account import Account
 from cudaprefill.protocol.telemetry import ServerMessage, TelemetryBlock, TelemetrySnapshot, TelemetryUpdate
 
 from .backend import Message
@@ -119,6 +120,10 @@ class EngineLink(ABC):
 
     @abstractmethod
     async def describe_block(self, block: int) -> TelemetryBlock: ...
+
+    @abstractmethod
+    async def explain(self, request_id: str) -> Account:
+        """Where the time of a request went."""
 
     @abstractmethod
     async def set_owners(self, wanted: bool) -> None:

@@ -237,7 +237,7 @@ COMMANDS = (
         "Help",
         "&Why so slow?",
         "explain",
-        "Where the time of the last answer went",
+        "Where the time went: of the last answer, or of the row under the cursor in Requests and Steps",
         keys="f2",
         footer="Explain",
     ),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cudaprefill.client.engine_view import EngineView
+from cudaprefill.protocol.account import Account
 from cudaprefill.protocol.telemetry import TelemetryBlock
 
 from .backend import Message
@@ -116,6 +117,9 @@ class PlaybackLink(EngineLink):
 
     async def describe_block(self, block: int) -> TelemetryBlock:
         raise LinkError(f"a recording does not hold what was in block {block}")
+
+    async def explain(self, request_id: str) -> Account:
+        raise LinkError(f"a recording does not hold where the time of {request_id} went")
 
     async def close(self) -> None:
         self._messages.close()  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 from cudaprefill.client import AsyncClient, Backoff, ClientError, ResponseStream, ServerError
 from cudaprefill.client.telemetry import TelemetryConnection
+from cudaprefill.protocol.account import Account
 from cudaprefill.protocol.responses import Response
 from cudaprefill.protocol.telemetry import TelemetryBlock
 
@@ -95,6 +96,11 @@ class ServerLink(EngineLink):
     async def describe_block(self, block: int) -> TelemetryBlock:
         with _told():
             return await self._telemetry.describe_block(block)
+        raise AssertionError("not reached")
+
+    async def explain(self, request_id: str) -> Account:
+        with _told():
+            return await self._telemetry.explain(request_id)
         raise AssertionError("not reached")
 
     async def close(self) -> None:

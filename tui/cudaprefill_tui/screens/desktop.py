@@ -15,11 +15,11 @@ from textual.widgets import Footer
 from .. import themes
 from ..clipboard import copy
 from ..commands import CommandProvider
-from ..conversations import ChatSettings
-from ..engine_link import EngineLink
+from ..conversations import Answer, AnswerCost, ChatSettings
+from ..engine_link import EngineLink, LinkError
 from ..glyphs import UNICODE, Glyphs
 from ..keymap import COMMANDS, MENUS, bindings, commands
-from ..messages import ExplainWanted, MenuChosen, RequestHovered, RequestSelected
+from ..messages import ExplainWanted, MenuChosen, RequestHovered, RequestSelected, StepSelected, StepWanted
 from ..playback import PlaybackLink
 from ..preferences import Preferences
 from ..printable import displayable
@@ -29,6 +29,7 @@ from ..widgets.load_pane import LoadPane
 from ..widgets.menu_bar import Menu, MenuBar, MenuItem
 from .chat_commands import ChatCommands
 from .engine_commands import EngineCommands
+from .explain_page import explain_page, step_page
 from .pages import about_page, cost_page, help_page
 
 TICKS_PER_SECOND = 12
@@ -149,22 +150,67 @@ class DesktopScreen(ChatCommands, EngineCommands):
         self.app.push_screen(about_page(link.view.engine if link else None, link.url if link else ""))
 
     def action_explain(self) -> None:
-        turns = self.chat.current.conversation.turns if self._chat is not None else []
-        cost = next((turn.answer.cost for turn in reversed(turns) if turn.answer.cost is not None), None)
-        if cost is None:
-            self.tell("no answer has been measured yet", failed=True)
+        """What is under the cursor of the pane in focus; otherwise the last answer of the chat."""
+        steps, requests = self.desk.steps.list, self.desk.requests
+        if self.desk.current == "steps" and steps.cursor is not None:
+            self._show_step(steps.cursor)
+        elif self.desk.current == "requests" and requests.current is not None:
+            self._explain(requests.current.id)
+        elif answer := self._last_asked():
+            self._explain(answer.response_id, answer.cost)
         else:
-            self.app.push_screen(cost_page(cost))
+            self.tell("nothing was asked yet; in Requests and in Steps, choose a row first", failed=True)
+
+    def _last_asked(self) -> Answer | None:
+        turns = self.chat.current.conversation.turns if self._chat is not None else []
+        answers = (turn.answer for turn in reversed(turns))
+        return next((answer for answer in answers if answer.response_id or answer.cost), None)
 
     @on(ExplainWanted)
     def _explain_wanted(self, message: ExplainWanted) -> None:
         message.stop()
+        self._explain(message.request_id)
+
+    @work(exclusive=True, group="explain")
+    async def _explain(self, request_id: str, cost: AnswerCost | None = None) -> None:
+        """The server's account; where there is none, what was measured here."""
         link = self.session.link
-        cost = link.cost_of(message.number) if link is not None else None
-        if cost is None:
-            self.tell(f"{message.request_id} has no first token yet", failed=True)
+        if link is None:
+            self.tell("there is no server yet", failed=True)
+            return
+        try:
+            account = await link.explain(request_id)
+        except LinkError as error:
+            number = link.view.number_of(request_id)
+            cost = cost or (link.cost_of(number) if number is not None else None)
+            if cost is None:
+                self.tell(str(error), failed=True)
+            else:
+                self.app.push_screen(cost_page(cost, str(error)))
+            return
+        self.app.push_screen(explain_page(account, link.view, self.desk.glyphs))
+
+    @on(StepSelected)
+    def _step_selected(self, message: StepSelected) -> None:
+        message.stop()
+        self._show_step(message.number)
+
+    def _show_step(self, number: int) -> None:
+        link = self.session.link
+        step = link.view.step_view(number) if link is not None else None
+        if link is None or step is None:
+            self.tell(f"step {number} is no longer known", failed=True)
         else:
-            self.app.push_screen(cost_page(cost))
+            self.app.push_screen(step_page(step, link.view, self.desk.glyphs))
+
+    @on(StepWanted)
+    def _step_wanted(self, message: StepWanted) -> None:
+        """The step that made a token late."""
+        message.stop()
+        if self.desk.steps.jump_to(message.number):
+            self.desk.show("steps")
+        else:
+            self.tell(f"step {message.number} is no longer known", failed=True)
 
     # --- Playback ---
 

@@ -70,8 +70,8 @@ def block_page(block: TelemetryBlock) -> TextPage:
     return TextPage(f"Block {block.block}", Content(displayable(text)), Content(displayable(f"\n{block.text}")))
 
 
-def cost_page(cost: AnswerCost) -> TextPage:
-    """The TTFT drawn as bars, each where its part lies in time."""
+def cost_page(cost: AnswerCost, reason: str) -> TextPage:
+    """The TTFT drawn as bars, each where its part lies in time. `reason`: why no more than this is known."""
     parts = [("queue", cost.queue), ("prefill", cost.prefill), ("first sample", cost.first_sample)]
     known = [(name, seconds) for name, seconds in parts if seconds is not None]
     total, start, lines = sum(seconds for _, seconds in known), 0.0, []
@@ -81,4 +81,6 @@ def cost_page(cost: AnswerCost) -> TextPage:
         bar = f"{' ' * before}{'█' * length or '▏'}".ljust(BAR_WIDTH + 1)
         lines.append(f"{name:13}{bar} {milliseconds(seconds):>9} {seconds / total if total else 0:4.0%}")
         start += seconds
-    return TextPage("Where the time went", Content("\n".join(lines)), Content(f"\n{describe_cost(cost)}"))
+    return TextPage(
+        "Where the time went", Content("\n".join(lines)), Content(displayable(f"\n{describe_cost(cost)}\n\n{reason}"))
+    )

@@ -61,6 +61,7 @@ class ConversationView(Vertical):
         self.link: EngineLink | None = None
         self.turns = TurnList()
         self.composer = Composer()
+        self._greeting = WELCOME  # what stands in the empty conversation
         self._welcome = Static(Content(WELCOME), classes="welcome")
         self._stream: AnswerStream | None = None
         self._live_view: TurnView | None = None
@@ -74,8 +75,9 @@ class ConversationView(Vertical):
     def update_link(self, link: EngineLink | None, notice: str) -> None:
         """`notice`: what stands in the empty conversation."""
         self.link = link
-        if not self.conversation.turns:
-            self._welcome.update(Content(notice or WELCOME))
+        if not self.conversation.turns and (notice or WELCOME) != self._greeting:
+            self._greeting = notice or WELCOME
+            self._welcome.update(Content(self._greeting))
         if self._live_view is not None and link is not None and link.version != self._seen:
             self._seen = link.version
             if self._stream is not None:

@@ -69,6 +69,7 @@ class Desk(Vertical):
             "load": LoadPane,
         }
         panes = [kind(glyphs=glyphs, id=name) for name, kind in kinds.items()]
+        self.glyphs = glyphs
         self.panes: dict[str, Pane] = {"chat": chat} if chat is not None else {}
         self.panes |= {str(pane.id): pane for pane in panes}
         self.mode: Mode = "desktop"
@@ -110,6 +111,18 @@ class Desk(Vertical):
         )
         self._splits[name] = split
         return split
+
+    @property
+    def steps(self) -> StepsPane:
+        pane = self.panes["steps"]
+        assert isinstance(pane, StepsPane)
+        return pane
+
+    @property
+    def requests(self) -> RequestsPane:
+        pane = self.panes["requests"]
+        assert isinstance(pane, RequestsPane)
+        return pane
 
     # --- What is seen ---
 

@@ -53,9 +53,9 @@ class StepList(LineView):
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("home", "oldest", "Oldest step", show=False),
-        Binding("end", "follow", "Follow the newest step"),
+        Binding("end", "follow", "Follow", tooltip="Go to the newest step and stay with it"),
         Binding("space", "pause", "Pause"),
-        Binding("enter", "choose", "Choose the step"),
+        Binding("enter", "choose", "Explain", tooltip="What the step computed, and who waited for it"),
     ]
 
     def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
