@@ -28,6 +28,14 @@ if(CUDAPREFILL_NVCC_VERSION VERSION_LESS 12.0 OR NOT CUDAPREFILL_CUDART)
 endif()
 message(STATUS "Found nvcc ${CUDAPREFILL_NVCC_VERSION} in ${CUDAPREFILL_CUDA_ROOT}: the CUDA kernels are built")
 
+# The disassembler, for `make cuda`: of the toolkit, or of the package nvidia-cuda-cuobjdump, which has its nvdisasm from
+# nvidia-cuda-nvdisasm beside it.
+execute_process(
+  COMMAND "${Python_EXECUTABLE}" -c
+    "import pathlib, sysconfig; print(*pathlib.Path(sysconfig.get_path('purelib')).glob('nvidia/*/bin'), sep=';', end='')"
+  OUTPUT_VARIABLE nvidia_package_tools)
+find_program(CUDAPREFILL_CUOBJDUMP cuobjdump PATHS "${CUDAPREFILL_CUDA_ROOT}/bin" ${nvidia_package_tools})
+
 # Machine code for Ampere (which Ada runs as well) and Hopper, and PTX of the former for what comes after.
 set(CUDAPREFILL_CUDA_CODE
   -gencode=arch=compute_80,code=[sm_80,compute_80]

@@ -1,6 +1,7 @@
-"""Reads what the assembler says of every kernel and writes the table of docs/kernels.md.
+"""Reads what the assembler says of every kernel and writes the tables of docs/kernels.md.
 
-Fails, with the kernel's name, on a compiler warning, a register spill, or an array in local memory.
+Fails, with the kernel's name, on a compiler warning, a register spill, an array in local memory, or serialized
+products; and where the machine code of a Hopper kernel lacks what it is there for (machine_code.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+import machine_code
 
 BEGIN = "<!-- resources: written by `make cuda` -->"
 END = "<!-- end of resources -->"
@@ -32,6 +35,7 @@ ARCHITECTURES = {
     "sm_80": Architecture("sm_80 (A100)", shared=164 * 1024),
     "sm_90a": Architecture("sm_90a (H100)", shared=228 * 1024),
 }
+HOPPER_KERNEL = "prefill_sm90_kernel"
 ELEMENTWISE_THREADS = {
     "write_kv_kernel": 128,
     "copy_blocks_kernel": 128,
@@ -64,6 +68,8 @@ def demangle(names: list[str]) -> list[str]:
         name = re.sub(
             r"\(anonymous namespace\)::|_NV_ANON_NAMESPACE::|cudaprefill::|cuda::|_GLOBAL__N__\w+::", "", name
         )
+        for number, copies in enumerate(("kTensor", "kAsync")):
+            name = name.replace(f"(KvCopies){number}", copies)
         short.append(name.removeprefix("void ").split("(")[0])
     return short
 
@@ -80,7 +86,7 @@ def read_log(path: Path) -> tuple[list[Kernel], list[str]]:
             kernels[-1].spills = int(match[2]) + int(match[3])
         elif match := re.search(r"Used (\d+) registers", line):
             kernels[-1].registers = int(match[1])
-        elif "warning" in line.lower():
+        elif "warning" in line.lower() or "serialized" in line.lower():
             warnings.append(f"{path.name}: {line.strip()}")
     for kernel, name in zip(kernels, demangle([kernel.name for kernel in kernels]), strict=True):
         kernel.name = name
@@ -105,8 +111,22 @@ def shape_of(kernel: Kernel, shapes: dict[tuple[str, int], tuple[int, int]]) -> 
     base = kernel.name.split("<")[0]
     if base in ELEMENTWISE_THREADS:
         return ELEMENTWISE_THREADS[base], 1200 if base == "plan_prefill_kernel" else 0
-    head_size = int(kernel.name.rstrip(">").split(", ")[1])
-    return shapes[base, head_size]
+    return shapes[base, head_size_of(kernel.name)]
+
+
+def head_size_of(name: str) -> int:
+    return int(name.rstrip(">").split(", ")[1])
+
+
+def hopper_table(
+    codes: list[machine_code.MachineCode], shapes: dict[tuple[str, int], tuple[int, int]], problems: list[str]
+) -> str:
+    """The table of the kernels that exist for Hopper alone; what is wrong with them is added to `problems`."""
+    rows = []
+    for name, code in zip(demangle([code.symbol for code in codes]), codes, strict=True):
+        problems += machine_code.problems_of(name, code)
+        rows.append((name, code, *shapes[HOPPER_KERNEL, head_size_of(name)]))
+    return machine_code.table(sorted(rows, key=lambda row: (*row[0].split(", ")[::2], head_size_of(row[0]))))
 
 
 def table(kernels: list[Kernel], shapes: dict[tuple[str, int], tuple[int, int]], nvcc: str) -> str:
@@ -144,7 +164,11 @@ def main() -> int:
     parser.add_argument("--nvcc", required=True, help="version of the compiler, for the heading")
     parser.add_argument("--shapes", required=True, type=Path, help="the program that prints how kernels are launched")
     parser.add_argument("--page", required=True, type=Path, help="the page whose table is replaced")
-    parser.add_argument("logs", nargs="+", type=Path)
+    parser.add_argument("--cuobjdump", required=True, help="the disassembler")
+    parser.add_argument(
+        "--hopper-objects", required=True, nargs="+", type=Path, help="object files of the Hopper kernels"
+    )
+    parser.add_argument("--logs", required=True, nargs="+", type=Path)
     arguments = parser.parse_args()
 
     kernels: list[Kernel] = []
@@ -163,9 +187,12 @@ def main() -> int:
         name, head_size, threads, shared = line.split()
         shapes[name, int(head_size)] = (int(threads), int(shared))
 
+    others = [kernel for kernel in kernels if not kernel.name.startswith(HOPPER_KERNEL)]
+    codes = machine_code.disassemble(arguments.cuobjdump, arguments.hopper_objects)
+    tables = f"{table(others, shapes, arguments.nvcc)}\n\n{hopper_table(codes, shapes, problems)}"
     before, _, rest = arguments.page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    arguments.page.write_text(f"{before}{BEGIN}\n{table(kernels, shapes, arguments.nvcc)}\n{END}{after}")
+    arguments.page.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")
     sys.stdout.write(f"{len(kernels)} kernels, {len(problems)} problems; {arguments.page} is up to date\n")
     sys.stderr.writelines(f"{problem}\n" for problem in problems)
     return 1 if problems else 0

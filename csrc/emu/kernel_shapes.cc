@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "csrc/cuda/attention/decode.cuh"
+#include "csrc/cuda/attention/hopper/traits.h"
 #include "csrc/cuda/attention/prefill.cuh"
 
 namespace {
@@ -14,6 +15,10 @@ void print() {
   std::printf("decode_attention_kernel %d %d %u\n", head_size, Decode::kWarps * cudaprefill::kWarpSize,
               Decode::kSharedBytes);
   std::printf("prefill_attention_kernel %d %d %u\n", head_size, cudaprefill::kPrefillThreads, Prefill::kSharedBytes);
+  if constexpr (cudaprefill::hopper_has_head_size(head_size)) {
+    using Hopper = cudaprefill::HopperPrefillTraits<head_size>;
+    std::printf("prefill_sm90_kernel %d %d %u\n", head_size, Hopper::kThreads, Hopper::kSharedBytes);
+  }
 }
 
 }  // namespace
