@@ -98,6 +98,9 @@ def test_websockets_need_the_key_before_they_open(guarded: RunningServer, path: 
         ({"Host": "example.com"}, 403),
         ({"Host": "example.com:8000", "Origin": "http://example.com:8000"}, 403),
         ({"Host": "127.0.0.1.example.com"}, 403),
+        ({"Host": "["}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://[localhost:8000"}, 403),
     ],
 )
 def test_without_a_key_pages_of_other_sites_are_kept_out(
@@ -112,9 +115,10 @@ def test_without_a_key_pages_of_other_sites_are_kept_out(
 
 def test_without_a_key_websockets_of_other_sites_are_kept_out(server: RunningServer) -> None:
     url = server.url.replace("http", "ws") + "/v1/telemetry"
-    with pytest.raises(InvalidStatus) as refused, connect(url, origin="https://example.com"):  # type: ignore[arg-type]
-        pass
-    assert refused.value.response.status_code == 403
+    for origin in ("https://example.com", "http://["):
+        with pytest.raises(InvalidStatus) as refused, connect(url, origin=origin):  # type: ignore[arg-type]
+            pass
+        assert refused.value.response.status_code == 403
 
 
 def test_with_a_key_any_site_that_knows_it_may_come(guarded: RunningServer) -> None:

@@ -65,6 +65,37 @@ def test_headers_without_end_are_cut_off(server: RunningServer, piece: bytes) ->
     connection.close()
 
 
+@pytest.mark.parametrize("begin", [b"0\r\nX-Long: ", b"1;"])
+@pytest.mark.parametrize("piece", [b"x\r\nX-Filler: " + b"x" * 1000, b"x" * 1000])
+def test_what_is_no_body_is_cut_off_behind_the_headers_too(server: RunningServer, begin: bytes, piece: bytes) -> None:
+    """Trailers and the extensions of chunks."""
+    connection = server.connect()
+    connection.sendall(
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + begin
+    )
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100_000):
+            connection.sendall(piece)
+        pytest.fail("the server takes 100 MB that are no body")
+    connection.close()
+
+
+def test_trailers_are_passed_over_and_the_connection_goes_on(server: RunningServer) -> None:
+    body = json.dumps(COMPLETION_FIELDS).encode()
+    connection = server.connect()
+    for _ in range(2):
+        connection.sendall(
+            f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+            + b"".join(b"1;name=value\r\n%c\r\n" % byte for byte in body)
+            + b"0\r\nX-Checksum: 1\r\n\r\n"
+        )
+        answer = b""
+        while ANSWER.encode() not in answer:
+            answer += connection.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 200")
+    connection.close()
+
+
 def test_the_limit_is_configurable() -> None:
     with RunningServer(config={"max_body_size": 1000}) as server, server.client() as client:
         assert client.post(COMPLETIONS, content=padded(1000)).status_code == 200

@@ -65,6 +65,30 @@ def test_while_waiting_for_a_whole_answer(path: str, fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_more", [1, 3])
+def test_with_more_requests_sent_ahead_on_the_same_connection(stream: bool, num_more: int) -> None:
+    with RunningServer(pace=PACE) as server:
+        connection = server.post_raw(COMPLETIONS, {**COMPLETION_FIELDS, **ENDLESS, "stream": stream})
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * num_more)
+        server.wait_until(lambda: server.runner.fake.steps > 5)
+        drop(connection, reset=True)
+        assert steps_after(server) < 50
+
+
+def test_requests_that_are_sent_ahead_are_answered_in_order(server: RunningServer) -> None:
+    number = 40  # more than are read at once
+    connection = server.connect()
+    for place in range(number):
+        connection.sendall(f"GET /v1/models/m{place} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    received = b""
+    while received.count(b"HTTP/1.1 404") < number or not received.endswith(b"}"):
+        received += connection.recv(65536)
+    places = [received.index(f"'m{place}'".encode()) for place in range(number)]
+    assert places == sorted(places)
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_in_a_long_prefill(stream: bool) -> None:
     with RunningServer(pace=PACE, budget=16) as server:
         prompt = [{"role": "user", "content": TEXT * 80}]  # 30 steps

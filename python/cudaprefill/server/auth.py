@@ -61,12 +61,21 @@ class BrowserGuardMiddleware:
             headers = Headers(scope=scope)
             host, origin = headers.get("host", ""), headers.get("origin")
             reason = None
-            if origin is not None and urlsplit(origin).netloc != host:
+            if origin is not None and _split(origin)[0] != host:
                 reason = f"a page of {origin} may not use this server"
-            elif self._loopback_only and host and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+            elif self._loopback_only and host and not is_loopback(_split(f"//{host}")[1]):
                 reason = f"the server is not known as {host}"
             if reason is not None:
                 error = ApiError(403, f"{reason} without an API key", code="foreign_origin")
                 await error.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _split(url: str) -> tuple[str | None, str]:
+    """Host and port as they stand, and the host alone; what is no URL is nobody's."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that do not match, for one
+        return None, ""
+    return parts.netloc, parts.hostname or ""

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cudaprefill.engine.factory import EngineParts
 from cudaprefill.server.app import create_app
 from cudaprefill.server.config import ServerConfig
+from cudaprefill.server.http_protocol import HttpProtocol
 from cudaprefill.server.state import ServerState
 
 # Between a token and its byte on the socket lies a change of threads. Python's own 5 ms would be most of that time.
@@ -26,7 +26,6 @@ SWITCH_INTERVAL = 0.0005  # seconds
 CLOSE_SECONDS = 2
 # Longer than clients keep idle connections, so that none sends a request into one that is just being closed.
 KEEP_ALIVE_SECONDS = 75
-MAX_HEAD_SIZE = 64 * 1024  # bytes of a request's line and headers
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
         server = _Server(
             uvicorn.Config(
                 create_app(state),
-                http=_BoundedHeadProtocol,
+                http=HttpProtocol,
                 ws="websockets-sansio",
                 ws_max_size=state.config.max_websocket_message_size,
                 ws_per_message_deflate=False,  # tokens are short, and deflating each costs more than it saves
@@ -115,28 +114,6 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
     finally:
         await state.close()
     return 1 if state.died.is_set() else 0
-
-
-class _BoundedHeadProtocol(HttpToolsProtocol):
-    """Does not collect headers without end."""
-
-    _in_head = False
-    _head_size = 0
-
-    def on_message_begin(self) -> None:
-        self._in_head, self._head_size = True, 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        super().on_headers_complete()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            self._head_size += len(data)
-            if self._head_size > MAX_HEAD_SIZE:
-                self.send_400_response(f"The head of the request is longer than {MAX_HEAD_SIZE} bytes.")
 
 
 class _Server(uvicorn.Server):

@@ -27,7 +27,7 @@ async def create_response(request: Request) -> HttpResponse:
     running: RunningResponse | None = None
     try:
         asked = await _off_the_loop(service, body)
-        running = service.start(asked)
+        running = service.start(asked, len(body))
         if asked.stream is not True:
             response = await until_gone(request.receive, _last(running))
             running.close()
@@ -100,7 +100,7 @@ def _sse(event: ResponseEvent) -> bytes:
 async def _off_the_loop(service: ResponsesService, body: bytes) -> ResponseBody:
     if len(body) <= SMALL_BODY:
         return _parse(body)
-    return await asyncio.get_running_loop().run_in_executor(service.state.threads, _parse, body)
+    return await asyncio.get_running_loop().run_in_executor(service.state.executor_for(len(body)), _parse, body)
 
 
 def _parse(body: bytes) -> ResponseBody:

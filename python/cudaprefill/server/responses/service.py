@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -58,14 +59,15 @@ class ResponsesService:
         return service
 
     def start(
-        self, body: ResponseBody, stream_id: str | None = None, session_store: ResponseStore | None = None
+        self, body: ResponseBody, size: int, stream_id: str | None = None, session_store: ResponseStore | None = None
     ) -> RunningResponse:
         """Raises ApiError. The caller must `close` what it gets.
 
+        size: of the message that asked for it, in bytes.
         session_store: keeps what is not to be kept for everybody (`store: false`), for as long as a connection lasts.
         """
         response = new_response(body, require_model(self.state, body.model))
-        return RunningResponse(self, body, response, stream_id, session_store)
+        return RunningResponse(self, body, size, response, stream_id, session_store)
 
     def find(self, response_id: str, session_store: ResponseStore | None) -> StoredTurn:
         """Raises ApiError with OpenAI's code for a turn that cannot be gone on from."""
@@ -94,6 +96,7 @@ class RunningResponse:
         self,
         service: ResponsesService,
         body: ResponseBody,
+        size: int,
         response: Response,
         stream_id: str | None,
         session_store: ResponseStore | None,
@@ -102,6 +105,7 @@ class RunningResponse:
         self._service = service
         self._body = body
         self._session_store = session_store
+        self._executor = service.state.executor_for(size)
         self.error: Exception | None = None
         self.ended = asyncio.Event()
         self._arrival = time.monotonic()
@@ -167,14 +171,16 @@ class RunningResponse:
         engine = self._service.state.engine
         previous_id = self._body.previous_response_id
         previous = None if previous_id is None else self._service.find(previous_id, self._session_store)
-        turn = await asyncio.to_thread(take_turn, engine.tokenizer, self._body, previous)
+        in_thread = functools.partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        turn = await in_thread(take_turn, engine.tokenizer, self._body, previous)
         self._stream = await engine.generate(
             turn.prompt_token_ids,
-            await asyncio.to_thread(_sampling_params, self._body),
+            await in_thread(_sampling_params, self._body),
             request_id=self.id,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt,
             arrival_time=self._arrival,
+            executor=self._executor,
         )
         if self._cancelled:
             self._stream.abort()

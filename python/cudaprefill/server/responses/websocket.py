@@ -94,13 +94,13 @@ class Session:
             if not isinstance(kind, str) or kind not in CLIENT_MESSAGES:
                 raise ProtocolError(f"type must be one of {', '.join(CLIENT_MESSAGES)}, got {show(kind)}", "type")
             if kind == "response.create":
-                self._create(await self._off_the_loop(parse_create, fields, len(text)))
+                self._create(await self._off_the_loop(parse_create, fields, len(text)), len(text))
             else:
                 self._cancel(build(ResponseCancel, fields))
         except Exception as error:
             await self._refuse(error, stream_id)
 
-    def _create(self, create: ResponseCreate) -> None:
+    def _create(self, create: ResponseCreate, size: int) -> None:
         under_way = sum(map(len, self._lanes.values()))
         if under_way >= self._max_responses:
             raise ApiError(
@@ -116,7 +116,7 @@ class Session:
                 param="stream_id",
                 code="response_in_progress",
             )
-        running = self._service.start(create, create.stream_id, self._store)
+        running = self._service.start(create, size, create.stream_id, self._store)
         if lane is not None:
             lane.append(running)
             return
@@ -180,7 +180,8 @@ class Session:
     async def _off_the_loop(self, function: Callable[[Any], Result], argument: Any, size: int) -> Result:
         if size <= SMALL_MESSAGE:
             return function(argument)
-        return await asyncio.get_running_loop().run_in_executor(self._service.state.threads, function, argument)
+        executor = self._service.state.executor_for(size)
+        return await asyncio.get_running_loop().run_in_executor(executor, function, argument)
 
 
 class ClientGoneError(Exception):
