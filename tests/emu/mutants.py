@@ -2,7 +2,7 @@
 
 A mutant replaces one piece of source text. CMake builds each from a copy of csrc/cuda that this script writes:
 
-    mutants.py --names
+    mutants.py --list    name/instance of each; the instance is the object file that is compiled anew
     mutants.py NAME SOURCE_ROOT DIRECTORY
 """
 
@@ -24,8 +24,10 @@ class Mutant:
     replacement: str
     caught_by: str
     report: str  # a regular expression that the failure matches
+    instance: str = "attention_BFloat16_64"
 
 
+HOPPER = "prefill_sm90_BFloat16_128"
 MUTANTS = (
     Mutant(
         "prefill_without_wait_for_keys",
@@ -179,6 +181,186 @@ MUTANTS = (
         "chunks",
         "error .*, in torch",
     ),
+    Mutant(
+        "hopper_wrong_phase_of_keys",
+        "hopper/prefill_sm90.cuh",
+        "ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity());",
+        "ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity() ^ 1);",
+        "hopper chunks",
+        "unfinished tensor copy|deadlock",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_wrong_phase_of_values",
+        "hopper/prefill_sm90.cuh",
+        "ptx::mbarrier_wait(barriers.values_full(value_step.stage()), value_step.parity());",
+        "ptx::mbarrier_wait(barriers.values_full(value_step.stage()), value_step.parity() ^ 1);",
+        "hopper chunks",
+        "unfinished tensor copy|deadlock|race",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_wrong_phase_of_empty_stages",
+        "hopper/prefill_sm90.cuh",
+        "ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);\n      copy_pages",
+        "ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity());\n      copy_pages",
+        "hopper chunks",
+        "deadlock: .* wait at the mbarrier at byte .* for a phase of parity 0, which is in phase 0",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_stage_of_keys_reused_too_early",
+        "hopper/prefill_sm90.cuh",
+        "ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);\n      copy_pages",
+        "copy_pages",
+        "hopper chunks",
+        "race|unfinished|mbarrier.arrive: all 1 arrivals of this phase have been",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_values_released_before_the_product",
+        "hopper/prefill_sm90.cuh",
+        "        ptx::wait_for_products<0>();  // what the weights before gave\n        release_values(step.before());",
+        "        release_values(step.before());\n        ptx::wait_for_products<0>();  // what the weights before gave",
+        "hopper chunks",
+        "race|unfinished wgmma",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_scores_read_before_the_product",
+        "hopper/prefill_sm90.cuh",
+        "ptx::wait_for_products<1>();  // the scores",
+        "// the scores",
+        "hopper chunks",
+        "error nan|an accumulator was written while the product was unfinished|race|unfinished wgmma",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_zeroed_rows_without_proxy_fence",
+        "hopper/prefill_sm90.cuh",
+        "        ptx::fence_proxy_async();\n        __syncwarp();\n        if (lane == 0)",
+        "        __syncwarp();\n        if (lane == 0)",
+        "hopper chunks",
+        "wgmma: no fence.proxy.async lies between",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_queries_without_proxy_fence",
+        "hopper/prefill_sm90.cuh",
+        "    ptx::fence_proxy_async();\n    sync_warpgroup(consumer);",
+        "    sync_warpgroup(consumer);",
+        "hopper chunks",
+        "wgmma: no fence.proxy.async lies between",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_queries_without_barrier",
+        "hopper/prefill_sm90.cuh",
+        "    ptx::fence_proxy_async();\n    sync_warpgroup(consumer);",
+        "    ptx::fence_proxy_async();",
+        "hopper, head size 256",
+        "race|no fence.proxy.async",
+        "prefill_sm90_BFloat16_256",  # at 128 the turns are a barrier, too
+    ),
+    Mutant(
+        "hopper_results_over_queries_in_use",
+        "hopper/prefill_sm90.cuh",
+        "    sync_warpgroup(consumer);  // all are done",
+        "    // all are done",
+        "hopper chunks",
+        "race|unfinished wgmma",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_mbarriers_without_fence",
+        "hopper/pipeline.cuh",
+        "    ptx::fence_mbarrier_init();\n",
+        "",
+        "hopper chunks",
+        "no fence lies between this and mbarrier.init",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_wrong_stride_of_keys",
+        "hopper/operand_tile.cuh",
+        "matrix_descriptor(base + first_row / kBrickRows * kGroupBytes, 0, kGroupBytes)",
+        "matrix_descriptor(base + first_row / kBrickRows * kGroupBytes, 0, kBrickBytes)",
+        "hopper chunks",
+        "error .*, in torch|error nan|race",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_wrong_offsets_of_values",
+        "hopper/operand_tile.cuh",
+        "matrix_descriptor(base, kBrickBytes, kGroupBytes)",
+        "matrix_descriptor(base, kGroupBytes, kBrickBytes)",
+        "hopper chunks",
+        "error .*, in torch|error nan|race",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_rows_not_zeroed",
+        "hopper/prefill_sm90.cuh",
+        "          ptx::store_shared(tile.address(row, i % Tile::kChunks), uint4{0, 0, 0, 0});\n",
+        "",
+        "hopper chunks",
+        "error nan",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_edge_at_the_end_forgotten",
+        "hopper/prefill_sm90.cuh",
+        "return at_the_beginning || at_the_end;",
+        "return at_the_beginning;",
+        "hopper chunks",
+        "error nan",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_unmasked_edge_tile",
+        "hopper/prefill_sm90.cuh",
+        "key + kKeys > positions[0] + 1",
+        "key > positions[0] + 1",
+        "hopper chunks",
+        "error .*, in torch|error nan",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_earlier_output_not_rescaled",
+        "hopper/prefill_sm90.cuh",
+        "        OnlineSoftmax::rescale(out, correction);\n        ptx::pin_accumulators",
+        "        ptx::pin_accumulators",
+        "hopper chunks",
+        "error .*, in torch",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_table_read_past_its_end",
+        "hopper/prefill_sm90.cuh",
+        "if (view.has_any(first, kPageRows)) {",
+        "if (true) {",
+        "hopper, an exact table",
+        r"invalid global read of 4 bytes: at byte \d+ of block_table, which has 20 bytes",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_async_copies_announced_too_early",
+        "hopper/prefill_sm90.cuh",
+        "    ptx::wait_for_copies<1>();  // the tile before",
+        "    ptx::wait_for_copies<2>();  // the tile before",
+        "hopper, by cp.async",
+        "wgmma: reads shared memory that an unfinished cp.async is about to write|race",
+        HOPPER,
+    ),
+    Mutant(
+        "hopper_async_copies_without_proxy_fence",
+        "hopper/prefill_sm90.cuh",
+        "    if (issued == 0) return;\n    ptx::fence_proxy_async();",
+        "    if (issued == 0) return;",
+        "hopper, by cp.async",
+        "wgmma: no fence.proxy.async lies between",
+        HOPPER,
+    ),
 )
 
 
@@ -199,8 +381,8 @@ def write_mutant(mutant: Mutant, source_root: Path, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--names"]:
-        sys.stdout.write(";".join(mutant.name for mutant in MUTANTS))
+    if sys.argv[1:] == ["--list"]:
+        sys.stdout.write(";".join(f"{mutant.name}/{mutant.instance}" for mutant in MUTANTS))
     else:
         chosen, root, where = sys.argv[1:]
         write_mutant(next(m for m in MUTANTS if m.name == chosen), Path(root), Path(where))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,24 @@ def an_exact_table(device):
     assert_as_exact_as_torch(prefill(batch), batch)
 
 
+def hopper_chunks(device, copies="tensor", head_size=128, exact_table=False):
+    """A Hopper device with one multiprocessor, so one thread block takes all items; every stage is used again."""
+    device.set_compute_capability(90)
+    device.set_prefill_kernel(copies)
+    device.set_num_multiprocessors(1)
+    try:
+        batch = half_batch([40, 3, 0, 90], [620, 3, 0, 90], num_q_heads=2, num_kv_heads=1, head_size=head_size)
+        if exact_table:
+            batch = half_batch([20], [70], num_q_heads=2, num_kv_heads=1, head_size=128)
+            batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
+        for seed in range(3):
+            device.set_seed(seed)
+            assert_as_exact_as_torch(prefill(batch), batch)
+    finally:
+        device.set_compute_capability(80)
+        device.set_prefill_kernel("best")
+
+
 CASES = {
     "an exact table": an_exact_table,
     "chunks": chunks,
@@ -64,6 +83,10 @@ CASES = {
     "decodes": decodes,
     "splits": splits,
     "a large cache": a_large_cache,
+    "hopper chunks": hopper_chunks,
+    "hopper, an exact table": partial(hopper_chunks, exact_table=True),
+    "hopper, head size 256": partial(hopper_chunks, head_size=256),
+    "hopper, by cp.async": partial(hopper_chunks, copies="async"),
 }
 
 
