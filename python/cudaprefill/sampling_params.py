@@ -298,6 +298,7 @@ def _schema_text(value: object) -> str:
         for node in level:
             if isinstance(node, dict):
                 _check_patterns(node)
+                _check_reference(node)
                 below += node.values()
             elif isinstance(node, list):
                 below += node
@@ -310,6 +311,13 @@ def _check_patterns(schema: dict[str, object]) -> None:
     for pattern in patterns:
         if isinstance(pattern, str):
             refuse_explosive_regex("json: pattern", _bounded_text("json: pattern", pattern, MAX_REGEX_LENGTH))
+
+
+def _check_reference(schema: dict[str, object]) -> None:
+    """xgrammar lets anything pass in the place of a schema that it would have to look for elsewhere."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference != "#" and not reference.startswith("#/"):
+        raise ValueError(f"json: $ref must begin with #/ and stay in the schema, got {show(reference)}")
 
 
 def _keys(value: object) -> list[object]:

@@ -26,6 +26,8 @@ DEEP = '{"items":' * 10_000 + "{}" + "}" * 10_000
         ({"json": DEEP}, "at most"),
         ({"json": DEEP[: 9 * 100] + "{}" + "}" * 100}, "json may have at most 64 levels"),
         ({"json": " " * 65_537}, "json may have at most 65536 characters, got 65537"),
+        ({"json": {"items": {"$ref": "http://localhost/a"}}}, "json: $ref must begin with #/ and stay"),
+        ({"json": {"anyOf": [{"$ref": "#a"}]}}, "in the schema, got '#a'"),
         ({"json": {"pattern": "(a{1000}){1000}"}}, "json: pattern: counts may multiply to at most 10000, got 1000000"),
         ({"json": {"items": [{"patternProperties": {"(a?){9}": {}}}]}}, "json: pattern: {9} at position 4 counts"),
         ({"regex": 5}, "regex must be a string, got 5"),

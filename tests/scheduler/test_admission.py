@@ -98,7 +98,7 @@ def test_a_full_queue_refuses_with_both_numbers_and_running_requests_do_not_coun
     driver = Driver(max_num_seqs=2, max_num_queued_reqs=3)
     for _ in range(5):
         driver.submit([3] * 20, max_tokens=5)
-    with pytest.raises(QueueFullError, match="5 requests are waiting, max_num_queued_reqs is 3"):
+    with pytest.raises(QueueFullError, match="5 requests are waiting, max_num_queued_reqs is 3 and 2 seats are free"):
         driver.submit([3] * 20)
     driver.step()
     with pytest.raises(QueueFullError, match="3 requests are waiting"):

@@ -147,6 +147,10 @@ def test_content_may_be_a_list_of_texts(server: RunningServer) -> None:
 def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored(server: RunningServer) -> None:
     fields: dict[str, Any] = {
         "tools": [],
+        "bad_words": [],
+        "chat_template_kwargs": {},
+        "add_generation_prompt": True,
+        "add_special_tokens": False,
         "tool_choice": "auto",
         "modalities": ["text"],
         "response_format": {"type": "text"},
@@ -168,6 +172,11 @@ def test_a_request_that_names_no_model_gets_the_one_there_is(server: RunningServ
     ("fields", "param", "reason"),
     [
         ({"tools": [{"type": "function"}]}, "tools", "calls no tools"),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "is not supported"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "is not supported"),
+        ({"continue_final_message": True}, "continue_final_message", "is not supported"),
+        ({"add_generation_prompt": False}, "add_generation_prompt", "is not supported"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids", "is not supported"),
         ({"functions": [{"name": "f"}]}, "functions", "calls no tools"),
         ({"tool_choice": "required"}, "tool_choice", "calls no tools"),
         ({"modalities": ["text", "audio"]}, "modalities", "no other"),

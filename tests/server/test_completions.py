@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.harness import expected, text_of
 from tests.server.asking import ANSWER, COMPLETION_FIELDS, COMPLETIONS, PROMPT, TEXT
+from tests.server.chat_server import CONTROL, ChatServer
 from tests.server.running import MODEL, RunningServer, events
 
 OTHER = [9, 9, 1]
@@ -84,6 +85,19 @@ def test_choices_of_several_prompts_are_in_the_order_of_the_prompts(server: Runn
     assert streamed_texts(stream(server, prompt=[PROMPT, OTHER], n=2)) == answers
 
 
+def test_an_echo_of_token_ids_shows_control_tokens_as_its_logprobs_do() -> None:
+    user, a, b = 1, len(CONTROL), len(CONTROL) + 1
+    with ChatServer() as server, server.client() as client:
+        answer = client.post(
+            COMPLETIONS,
+            json={"prompt": [user, a, b], "echo": True, "logprobs": 0, "temperature": 0, "max_tokens": 3},
+        ).json()
+    (choice,) = answer["choices"]
+    assert choice["text"].startswith("<user>ab")
+    assert choice["logprobs"]["tokens"][:3] == ["<user>", "a", "b"]
+    assert choice["logprobs"]["text_offset"][:4] == [0, 6, 7, 8]
+
+
 def test_an_echo_is_the_prompt_as_text_in_front(server: RunningServer) -> None:
     assert texts(ask(server, prompt=[PROMPT, OTHER], echo=True)) == [TEXT + ANSWER, text_of(OTHER) + OTHER_ANSWER]
     sent = stream(server, echo=True)
@@ -152,6 +166,9 @@ def test_an_abort_by_id_ends_one_prompt_of_several() -> None:
         ({"prompt": TEXT * 100}, "prompt", "the prompt has 600 tokens .* max_model_len is 512"),
         ({"prompt": None}, "prompt", "prompt is missing"),
         ({"suffix": "end"}, "suffix", "does not insert"),
+        ({"bad_words": ["no"]}, "bad_words", "is not supported"),
+        ({"use_beam_search": True}, "use_beam_search", "is not supported"),
+        ({"add_special_tokens": False}, "add_special_tokens", "is not supported"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "cannot be streamed"),
         ({"best_of": 2}, "best_of", "must be as n, which is 1, got 2"),
         ({"n": 17}, "n", "n is 17, but max_num_seqs is 16"),

@@ -64,6 +64,7 @@ def test_the_engine_describes_itself_and_takes_new_settings(server: RunningServe
         ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold"),
         ({"itl_target_ms": -1.0}, "itl_target_ms"),
+        ({"block_size": 32}, "block_size"),
     ],
 )
 def test_a_wrong_setting_is_named_and_changes_nothing(
@@ -74,6 +75,15 @@ def test_a_wrong_setting_is_named_and_changes_nothing(
         response = client.post("/v1/engine", json={"long_prefill_token_threshold": 7, **fields})
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
         assert client.get("/v1/engine").json() == before
+
+
+def test_a_slip_in_the_name_of_a_field_aborts_nobody() -> None:
+    with RunningServer(pace=0.005) as server, server.client() as client, ThreadPoolExecutor() as threads:
+        asked = threads.submit(server.client().post, COMPLETIONS, json={**COMPLETION_FIELDS, "max_tokens": 40})
+        server.wait_until(lambda: server.runner.fake.steps > 3)
+        refused = client.post("/abort_requests", json={"request_id": ["cmpl-0"]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "request_id")
+        assert asked.result().json()["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -110,8 +110,10 @@ class Scheduler:
         self.config.refuse_impossible(len(request.prompt_token_ids), 1 + len(request.siblings))
         self._refuse_id_in_use(request)
         limit = self.config.max_num_queued_reqs
-        if limit is not None and len(self._waiting) >= limit + self.config.max_num_seqs - self._seats_taken():
-            raise QueueFullError(f"{len(self._waiting)} requests are waiting, max_num_queued_reqs is {limit}")
+        free_seats = self.config.max_num_seqs - self._seats_taken()
+        if limit is not None and len(self._waiting) >= limit + free_seats:
+            beside = f" and {free_seats} seats are free" if free_seats else ""
+            raise QueueFullError(f"{len(self._waiting)} requests are waiting, max_num_queued_reqs is {limit}{beside}")
         for member in (request, *request.siblings):
             member.order = (request.priority, request.arrival_time, next(self._arrivals))
             self._requests[member.request_id] = member

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
@@ -23,6 +23,20 @@ from cudaprefill.server.usage import usage
 
 
 class ChatCompletionRequest(SamplingFields):
+    UNSUPPORTED: ClassVar[Mapping[str, object]] = {
+        **SamplingFields.UNSUPPORTED,
+        "add_generation_prompt": True,
+        "add_special_tokens": False,
+        "audio": None,
+        "chat_template": None,
+        "chat_template_kwargs": {},
+        "continue_final_message": False,
+        "documents": [],
+        "echo": False,
+        "mm_processor_kwargs": {},
+        "web_search_options": None,
+    }
+
     messages: list[dict[str, Any]] = Field(description="role and content, which is text or a list of text parts")
     max_completion_tokens: int | None = Field(None, description="the newer name of max_tokens, and goes before it")
     logprobs: bool | None = None
@@ -50,7 +64,8 @@ class ChatCompletionRequest(SamplingFields):
             raise ValueError(f"{other_names.get(name, name)}{space}{reason}") from None
 
     def refuse_unsupported(self) -> None:
-        """Raises ValueError for what would change the answer and cannot be had here."""
+        """Raises ApiError or ValueError for what would change the answer and cannot be had here."""
+        super().refuse_unsupported()
         for name in ("tools", "functions"):
             if getattr(self, name):
                 raise ValueError(f"{name} must be empty: this server calls no tools")

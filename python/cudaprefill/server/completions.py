@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
@@ -26,6 +27,8 @@ from cudaprefill.text.tokenizer import Tokenizer
 
 
 class CompletionRequest(SamplingFields):
+    UNSUPPORTED: ClassVar[Mapping[str, object]] = {**SamplingFields.UNSUPPORTED, "add_special_tokens": True}
+
     prompt: Prompts
     echo: bool = Field(False, description="begin the text with the prompt")
     logprobs: int | None = Field(None, description="most likely tokens to tell beside each one")
@@ -57,7 +60,7 @@ class Echo:
     @classmethod
     def of(cls, tokenizer: Tokenizer, output: RequestOutput) -> Echo:
         token_ids = output.prompt_token_ids
-        text = tokenizer.decode(token_ids) if output.prompt is None else output.prompt
+        text = tokenizer.decode(token_ids, skip_special_tokens=False) if output.prompt is None else output.prompt
         return cls(text, tokenizer.token_text(token_ids[0]))
 
 
@@ -149,6 +152,7 @@ async def create_completion(call: Call[CompletionRequest]) -> Response:
     """Continues prompts."""
     state, fields = call.state, call.fields
     model = require_model(state, fields.model)
+    fields.refuse_unsupported()
     params = fields.params()
     request_id = f"cmpl-{uuid.uuid4().hex}"
     generation = await Generation.submit(state, _submissions(call, params, request_id))

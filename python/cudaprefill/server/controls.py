@@ -12,7 +12,7 @@ from cudaprefill.server.state import ServerState
 
 
 class AbortRequests(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="forbid")  # a slip in the name must not mean all requests
 
     request_ids: list[str] | None = Field(None, description="ids as answers carry them; left out: all requests")
 

@@ -19,7 +19,7 @@ from cudaprefill.server.state import ServerState
 class ChangeSettings(BaseModel):
     """What is left out stays as it is."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="forbid")  # what cannot be changed must not look changed
 
     max_num_batched_tokens: int | None = Field(None, description="the token budget of a step")
     long_prefill_token_threshold: int | None = Field(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.sampling_params import SamplingParams, show
+from cudaprefill.server.errors import ApiError
 from cudaprefill.server.structured_fields import StructuredFields
 
 
@@ -17,9 +19,22 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(StructuredFields):
-    """Types are checked here, ranges by SamplingParams."""
+    """Types are checked here, ranges by SamplingParams.
 
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    UNSUPPORTED: fields that would change the answer and cannot be had, each with the value that asks for nothing.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+    UNSUPPORTED: ClassVar[Mapping[str, object]] = {
+        "allowed_token_ids": [],
+        "bad_words": [],
+        "logits_processors": [],
+        "prompt_embeds": [],
+        "spaces_between_special_tokens": True,
+        "truncate_prompt_tokens": None,
+        "use_beam_search": False,
+    }
 
     model: str | None = Field(None, description="one of GET /v1/models; left out, the one there is")
     stream: bool = False
@@ -50,6 +65,17 @@ class SamplingFields(StructuredFields):
         given = {name: getattr(self, name) for name in _SHARED if getattr(self, name) is not None}
         structure = self.structure()
         return SamplingParams(**(given | {"structured_outputs": structure} | overrides))
+
+    def refuse_unsupported(self) -> None:
+        """Raises ApiError 400 for what would change the answer and cannot be had here."""
+        for name, value in (self.model_extra or {}).items():
+            if name in self.UNSUPPORTED and value != self.UNSUPPORTED[name]:
+                raise ApiError(
+                    400,
+                    f"{name} {show(value)} is not supported by this server",
+                    param=name,
+                    code="unsupported_parameter",
+                )
 
     @property
     def include_usage(self) -> bool:

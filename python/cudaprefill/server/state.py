@@ -123,11 +123,14 @@ class ServerState:
     async def drain(self, timeout: float) -> None:
         """Admits nobody more, gives those in flight `timeout` seconds, then aborts them and lets them be told."""
         self.draining = True
+        start = time.monotonic()
         await self._until_idle(timeout)
         if not self.in_flight:
             return
         if not self.died.is_set():
-            logger.warning("aborting %d requests that are not done after %g s", self.in_flight, timeout)
+            logger.warning(
+                "aborting %d requests that are not done after %.1f s", self.in_flight, time.monotonic() - start
+            )
         self._abort_error = ApiError(503, "aborted: the server is shutting down", code="shutting_down")
         give_up = time.monotonic() + ABORT_SECONDS
         while self.in_flight and time.monotonic() < give_up:
