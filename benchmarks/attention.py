@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +38,19 @@ SDPA = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+
+
+PREFILL_KERNELS = ("mma", "async", "tensor")  # by the names that CUDAPREFILL_PREFILL_KERNEL takes
+
+
+@contextmanager
+def prefill_kernel(name: str) -> Iterator[None]:
+    """While it lasts, prefill takes the kernel of that name; it is asked for at every call."""
+    os.environ["CUDAPREFILL_PREFILL_KERNEL"] = name
+    try:
+        yield
+    finally:
+        del os.environ["CUDAPREFILL_PREFILL_KERNEL"]
 
 
 @dataclass
@@ -170,14 +185,17 @@ def prefill(report: Report, name: str, requests: list[tuple[int, int]], heads: t
     starts = torch.tensor([0, *(new for new, _ in requests)], device=device).cumsum(0).int()
     scale = head_size**-0.5
     flops = 4 * head_size * heads[0] * sum(visible_pairs(new, context) for new, context in requests)
-    report.add(
-        name,
-        "cudaprefill",
-        lambda: ops.prefill_attention(
+
+    def attend_paged() -> None:
+        ops.prefill_attention(
             q, paged.k_cache, paged.v_cache, paged.block_table, starts, paged.context_lens, out, scale
-        ),
-        flops=flops,
-    )
+        )
+
+    report.add(name, "cudaprefill", attend_paged, flops=flops)
+    if device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+        for kernel in PREFILL_KERNELS:
+            with prefill_kernel(kernel):
+                report.add(name, f"cudaprefill {kernel}", attend_paged, flops=flops)
     new, context = requests[0]
     if any(request != (new, context) for request in requests):
         varlen(report, name, requests, heads, head_size, flops)

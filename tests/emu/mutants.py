@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_wrong_phase_of_keys",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity());",
         "ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity() ^ 1);",
         "hopper chunks",
@@ -192,7 +192,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_wrong_phase_of_values",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "ptx::mbarrier_wait(barriers.values_full(value_step.stage()), value_step.parity());",
         "ptx::mbarrier_wait(barriers.values_full(value_step.stage()), value_step.parity() ^ 1);",
         "hopper chunks",
@@ -201,7 +201,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_wrong_phase_of_empty_stages",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);\n      copy_pages",
         "ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity());\n      copy_pages",
         "hopper chunks",
@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_stage_of_keys_reused_too_early",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);\n      copy_pages",
         "copy_pages",
         "hopper chunks",
@@ -219,7 +219,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_values_released_before_the_product",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "        ptx::wait_for_products<0>();  // what the weights before gave\n        release_values(step.before());",
         "        release_values(step.before());\n        ptx::wait_for_products<0>();  // what the weights before gave",
         "hopper chunks",
@@ -228,7 +228,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_scores_read_before_the_product",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "ptx::wait_for_products<1>();  // the scores",
         "// the scores",
         "hopper chunks",
@@ -237,7 +237,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_zeroed_rows_without_proxy_fence",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "        ptx::fence_proxy_async();\n        __syncwarp();\n        if (lane == 0)",
         "        __syncwarp();\n        if (lane == 0)",
         "hopper chunks",
@@ -246,7 +246,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_queries_without_proxy_fence",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "    ptx::fence_proxy_async();\n    sync_warpgroup(consumer);",
         "    sync_warpgroup(consumer);",
         "hopper chunks",
@@ -255,7 +255,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_queries_without_barrier",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "    ptx::fence_proxy_async();\n    sync_warpgroup(consumer);",
         "    ptx::fence_proxy_async();",
         "hopper, head size 256",
@@ -264,7 +264,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_results_over_queries_in_use",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "    sync_warpgroup(consumer);  // all are done",
         "    // all are done",
         "hopper chunks",
@@ -300,7 +300,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_rows_not_zeroed",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "          ptx::store_shared(tile.address(row, i % Tile::kChunks), uint4{0, 0, 0, 0});\n",
         "",
         "hopper chunks",
@@ -309,7 +309,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_edge_at_the_end_forgotten",
-        "hopper/prefill_sm90.cuh",
+        "hopper/item_view.cuh",
         "return at_the_beginning || at_the_end;",
         "return at_the_beginning;",
         "hopper chunks",
@@ -318,7 +318,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_unmasked_edge_tile",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "key + kKeys > positions[0] + 1",
         "key > positions[0] + 1",
         "hopper chunks",
@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_earlier_output_not_rescaled",
-        "hopper/prefill_sm90.cuh",
+        "hopper/consume.cuh",
         "        OnlineSoftmax::rescale(out, correction);\n        ptx::pin_accumulators",
         "        ptx::pin_accumulators",
         "hopper chunks",
@@ -336,7 +336,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_table_read_past_its_end",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "if (view.has_any(first, kPageRows)) {",
         "if (true) {",
         "hopper, an exact table",
@@ -345,7 +345,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_async_copies_announced_too_early",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "    ptx::wait_for_copies<1>();  // the tile before",
         "    ptx::wait_for_copies<2>();  // the tile before",
         "hopper, by cp.async",
@@ -354,7 +354,7 @@ MUTANTS = (
     ),
     Mutant(
         "hopper_async_copies_without_proxy_fence",
-        "hopper/prefill_sm90.cuh",
+        "hopper/produce.cuh",
         "    if (issued == 0) return;\n    ptx::fence_proxy_async();",
         "    if (issued == 0) return;",
         "hopper, by cp.async",

@@ -11,6 +11,7 @@ namespace cudaprefill {
 
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;
+constexpr int kWarpsOfGroup = 4;
 
 constexpr bool hopper_has_head_size(int head_size) { return head_size == 64 || head_size == 128 || head_size == 256; }
 

@@ -1,0 +1,248 @@
+// A consumer of the Hopper prefill: a warpgroup with 64 rows of queries, their softmax and their results.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <ptx/barrier.cuh>
+#include <ptx/convert.cuh>
+#include <ptx/mbarrier.cuh>
+#include <ptx/memory.cuh>
+#include <ptx/warpgroup.cuh>
+#include <ptx/warpgroup_matrix.cuh>
+
+#include "csrc/cuda/attention/hopper/item_view.cuh"
+#include "csrc/cuda/attention/hopper/launch.h"
+#include "csrc/cuda/attention/hopper/pipeline.cuh"
+#include "csrc/cuda/attention/prefill_rows.cuh"
+#include "csrc/cuda/attention/products.cuh"
+#include "csrc/cuda/attention/softmax.cuh"
+#include "csrc/cuda/reduce.cuh"
+
+namespace cudaprefill {
+
+// Barrier 0 is that of the block.
+__device__ __forceinline__ void sync_warpgroup(int consumer) {
+  ptx::named_barrier_sync(1 + consumer, kWarpgroupThreads);
+}
+
+// Copies the 64 rows of a warpgroup, each warp its own 16.
+template <class Element, int head_size>
+__device__ void load_queries(const PrefillLaunch& launch, const OperandTile<head_size>& tile, const ItemView& view,
+                             int warp_row, int lane) {
+  using Tile = OperandTile<head_size>;
+  const HeadRows& q = launch.op.q;
+  const Element* rows = static_cast<const Element*>(q.data) + view.first_token * q.token_stride;
+  for (int i = lane; i < 16 * Tile::kChunks; i += kWarpSize) {
+    const int row = warp_row + i / Tile::kChunks, chunk = i % Tile::kChunks;
+    uint4 elements{0, 0, 0, 0};
+    if (view.item.first_row + row < view.num_rows) {
+      const QueryRow from = QueryRow::of(view.item.first_row + row, launch.group);
+      elements = ptx::load_global(reinterpret_cast<const uint4*>(
+          rows + from.token * q.token_stride + (view.kv_head * launch.group + from.head) * q.head_stride +
+          chunk * kChunkElements));
+    }
+    ptx::store_shared(tile.address(row, chunk), elements);
+  }
+}
+
+// Writes 16 rows of a warp: normalised to `out`, by way of their place in shared memory, or as a part of a split tile.
+template <class Element, int head_size>
+__device__ void store_rows(const PrefillLaunch& launch, const OperandTile<head_size>& tile, const ItemView& view,
+                           int warp_row, int lane, OnlineSoftmax& softmax, float (&out)[head_size / 8][4]) {
+  using Tile = OperandTile<head_size>;
+  const PrefillAttentionParams& params = launch.op;
+  const bool whole = view.item.part == PrefillItem::kWhole;
+  softmax.finish();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = warp_row + half * 8 + lane / 4;
+    const float sum = softmax.sum[half];
+    const float scale = sum > 0 ? 1 / sum : 0.0f;
+    const int64_t part = int64_t{view.item.part} * params.num_kv_heads + view.kv_head;
+    if (!whole && lane % 4 == 0) {
+      ptx::store_global(launch.partials.log_sum_of(part, row),
+                        log2_of_sum(softmax.maximum[half], sum, launch.scale.factor));
+    }
+#pragma unroll
+    for (int n = 0; n < head_size / 8; ++n) {
+      const float low = out[n][2 * half] * scale, high = out[n][2 * half + 1] * scale;
+      if (whole) {
+        ptx::store_shared(tile.address(row, n) + lane % 4 * 4, ptx::pack<Element>(low, high));
+      } else {
+        float* to = launch.partials.out_row(part, row) + n * 8 + lane % 4 * 2;
+        ptx::store_global(reinterpret_cast<float2*>(to), float2{low, high});
+      }
+    }
+  }
+  if (!whole) return;
+  __syncwarp();
+  Element* rows = static_cast<Element*>(params.out.data) + view.first_token * params.out.token_stride;
+  for (int i = lane; i < 16 * Tile::kChunks; i += kWarpSize) {
+    const int row = warp_row + i / Tile::kChunks, chunk = i % Tile::kChunks;
+    if (view.item.first_row + row >= view.num_rows) break;
+    const QueryRow at = QueryRow::of(view.item.first_row + row, launch.group);
+    uint4 elements;
+    ptx::load_shared(tile.address(row, chunk), elements);
+    ptx::store_global(reinterpret_cast<uint4*>(rows + at.token * params.out.token_stride +
+                                               (view.kv_head * launch.group + at.head) * params.out.head_stride +
+                                               chunk * kChunkElements),
+                      elements);
+  }
+}
+
+// Warpgroups take turns: while one has the tensor cores, the others are at their exponentials. A turn is passed on when
+// both products of a step are issued.
+template <int consumers, bool in_turns>
+struct Turns {
+  static constexpr int kFirstBarrier = 1 + consumers;
+  int consumer;
+
+  __device__ __forceinline__ void begin() const {
+    if (in_turns && consumer == 0) pass_to(0);  // the first turn
+  }
+  __device__ __forceinline__ void take() const {
+    if (in_turns) ptx::named_barrier_sync(kFirstBarrier + consumer, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass() const {
+    if (in_turns) pass_to(consumer + 1 < consumers ? consumer + 1 : 0);
+  }
+
+ private:
+  __device__ __forceinline__ void pass_to(int next) const {
+    ptx::named_barrier_arrive(kFirstBarrier + next, 2 * kWarpgroupThreads);
+  }
+};
+
+// The products of one step are on their way while the softmax of the step before is computed:
+//
+//     tensor cores | S0        S1   O0        S2   O1             O2
+//     softmax      |      P0             P1             P2
+//
+// S1 needs nothing of P0, so it is issued first; O0 += P0 V0 follows it, and P1 is computed when S1 is there. Scores
+// and weights are then in registers at once: at head size 64, whose three consumers have 160 each, they are not
+// (kOverlap), and the consumers only overlap with one another.
+template <class Element, int head_size>
+__device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory, int consumer,
+                        int warp, int lane) {
+  using Traits = HopperPrefillTraits<head_size>;
+  constexpr int kKeys = Traits::kKeys;
+  const PrefillLaunch& common = launch.common;
+  const auto barriers = memory.barriers();
+  const auto queries = memory.queries();
+  const int first_row = consumer * kWarpgroupRows, warp_row = first_row + warp * 16;
+  const Turns<Traits::kConsumers, Traits::kInTurns> turns{consumer};
+  turns.begin();
+  PipelineStep<Traits::kStages> step;  // of the keys; the values follow one tile behind
+  for_each_item(common, [&](const ItemView& view) {
+    load_queries<Element>(common, queries, view, warp_row, lane);
+    ptx::fence_proxy_async();
+    sync_warpgroup(consumer);
+
+    OnlineSoftmax softmax;
+    float out[head_size / 8][4] = {};
+    float scores[kKeys / 8][4];
+    uint32_t weights[kKeys / 16][4];
+    const int window = common.op.window;
+    int positions[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      positions[half] = row_position(common, view.position_of_token_0,
+                                     view.item.first_row + warp_row + half * 8 + lane / 4, view.num_rows);
+    }
+    const auto issue_scores = [&] {
+      const auto keys = memory.keys(step.stage());
+      ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity());
+      turns.take();
+      ptx::fence_products();
+#pragma unroll
+      for (int k = 0; k < head_size / 16; ++k) {
+        ptx::multiply_shared<Element, false>(scores, queries.along_elements(first_row, k), keys.along_elements(0, k),
+                                             k > 0);
+      }
+      ptx::commit_products();
+    };
+    const auto issue_out = [&](PipelineStep<Traits::kStages> value_step) {
+      const auto values = memory.values(value_step.stage());
+      ptx::mbarrier_wait(barriers.values_full(value_step.stage()), value_step.parity());
+      ptx::fence_products();
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) {
+        ptx::multiply_registers<Element, true>(out, weights[k], values.along_rows(k), true);
+      }
+      ptx::commit_products();
+    };
+    const auto release_keys = [&] {
+      ptx::pin_accumulators(scores);
+      if (lane == 0) ptx::mbarrier_arrive(barriers.keys_empty(step.stage()));
+    };
+    const auto release_values = [&](PipelineStep<Traits::kStages> value_step) {
+      ptx::pin_accumulators(out);
+      if (lane == 0) ptx::mbarrier_arrive(barriers.values_empty(value_step.stage()));
+    };
+    // Scores become weights, in place.
+    const auto weigh = [&](int key, float (&correction)[2]) {
+      common.scale.cap(scores);
+      // The upper row sees no further than the lower one, and the lower one no earlier keys than the upper one.
+      if (key + kKeys > positions[0] + 1 || (window > 0 && key < positions[1] - window + 1)) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) mask_half(scores, half, common, positions[half], key, lane);
+      }
+      softmax.weigh(scores, common.scale.factor, correction);
+    };
+    const auto pack = [&] {
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) pack_weights<Element>(scores[2 * k], scores[2 * k + 1], weights[k]);
+    };
+
+    float correction[2];
+    if constexpr (Traits::kOverlap) {
+      issue_scores();
+      turns.pass();
+      ptx::wait_for_products<0>();
+      release_keys();
+      weigh(view.item.first_key, correction);  // nothing has been accumulated that it would correct
+      pack();
+      step.advance();
+      for (int key = view.item.first_key + kKeys; key < view.item.last_key; key += kKeys) {
+        issue_scores();
+        issue_out(step.before());
+        turns.pass();
+        ptx::wait_for_products<1>();  // the scores
+        release_keys();
+        weigh(key, correction);
+        ptx::wait_for_products<0>();  // what the weights before gave
+        release_values(step.before());
+        OnlineSoftmax::rescale(out, correction);
+        ptx::pin_accumulators(scores);  // not packed before, for the weights in use are in registers, too
+        pack();
+        step.advance();
+      }
+      issue_out(step.before());
+      ptx::wait_for_products<0>();
+      release_values(step.before());
+    } else {
+      for (int key = view.item.first_key; key < view.item.last_key; key += kKeys) {
+        issue_scores();
+        turns.pass();
+        ptx::wait_for_products<0>();
+        release_keys();
+        weigh(key, correction);
+        OnlineSoftmax::rescale(out, correction);
+        pack();
+        issue_out(step);
+        ptx::wait_for_products<0>();
+        release_values(step);
+        step.advance();
+      }
+    }
+
+    sync_warpgroup(consumer);  // all are done with the queries, whose place the results take
+    // Worked out and looked up once more: while products run, registers are better used.
+    const int same_lane = ptx::anew(lane), same_row = ptx::anew(warp_row);
+    store_rows<Element>(common, queries, ItemView::of(common, view.work), same_row, same_lane, softmax, out);
+    __syncwarp();  // the next queries overwrite the results
+  });
+}
+
+}  // namespace cudaprefill
