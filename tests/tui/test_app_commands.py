@@ -17,7 +17,7 @@ from textual.widgets import Input, TabPane
 from cudaprefill_tui.commands import CommandProvider
 from cudaprefill_tui.keymap import COMMANDS, MENUS, Command, bindings
 from cudaprefill_tui.playback import PlaybackLink
-from cudaprefill_tui.recording import Recorder
+from cudaprefill_tui.recording import Recorder, read_recording
 from tests.tui.desktop_harness import Desktop, desktop
 from tests.tui.fake_link import FakeLink, snapshot
 
@@ -105,7 +105,7 @@ CASES = {
     "chat.settings": Case(lambda desk: desk.dialog == "Settings of this conversation"),
     "chat.stop": Case(lambda desk: desk.conversation.turns[0].answer.state == "stopped", being_answered),
     "chat.regenerate": Case(lambda desk: len(desk.link.asked) == 2, answered),
-    "chat.edit": Case(lambda desk: desk.view.composer.text == "hello" and not desk.conversation.turns, answered),
+    "chat.edit": Case(lambda desk: desk.view.composer.text == "hello" and desk.conversation.turns, answered),
     "chat.copy": Case(lambda desk: any("answer (14 characters)" in toast for toast in desk.toasts), answered),
     "view.next_pane": Case(lambda desk: desk.screen.desk.current == "steps"),
     "view.previous_pane": Case(lambda desk: desk.screen.desk.current == "load"),
@@ -186,19 +186,23 @@ async def clear(desk: Desktop) -> None:
     desk.link.gate.set()
     await screen.session.generator.stop()
     screen.session.generator.plan = None
-    await screen.chat.new_conversation()
-    for view in screen.chat.views[:-1]:
-        tab = next(tab for tab in screen.chat.query(TabPane) if view in tab.walk_children())
-        await screen.chat.tabs.remove_pane(str(tab.id))
+    if len(screen.chat.views) > 1 or desk.conversation.turns or desk.view.composer.text:
+        await screen.chat.new_conversation()
+        for view in screen.chat.views[:-1]:
+            tab = next(tab for tab in screen.chat.query(TabPane) if view in tab.walk_children())
+            await screen.chat.tabs.remove_pane(str(tab.id))
     del screen.session.links[1:]
     screen.session.place = 0
     desk.link.calls.clear()
     desk.link.asked.clear()
-    desk.app.theme = "cudaprefill-dark"
+    if desk.app.theme != "cudaprefill-dark":
+        desk.app.theme = "cudaprefill-dark"
     desk.app.clear_notifications()
-    screen.desk.reset()
-    screen.desk.show("chat")
-    await desk.pilot.pause(0.1)  # the focus follows the next drawing
+    if screen.desk.hidden or screen.desk.zoomed:
+        screen.desk.reset()
+    if screen.focused is not desk.view.composer:
+        screen.desk.show("chat")
+        await desk.pilot.pause(0.1)  # the focus follows the next drawing
     await desk.until(lambda: screen.focused is desk.view.composer)
 
 
@@ -283,7 +287,7 @@ def test_a_command_of_a_recording_does_what_it_says(identifier: str, tmp_path: P
 
     async def main() -> None:
         for way in ways(BY_ID[identifier])[:2]:
-            link = PlaybackLink(path)
+            link = PlaybackLink(path, read_recording(path))
             async with desktop(tmp_path, link, chat=None) as desk:
                 assert not PLAY_CASES[identifier](link)
                 await by(way, BY_ID[identifier], desk)

@@ -167,7 +167,7 @@ def test_a_line_that_makes_no_sense_is_named(line: str, reason: str, tmp_path: P
 
 def test_a_recording_is_played_to_its_end_and_answers_nothing(tmp_path: Path) -> None:
     async def main() -> None:
-        link = PlaybackLink(recorded(tmp_path / "a.jsonl", 5.0, 5.1, 5.2), speed=64)
+        link = PlaybackLink(Path("a"), read_recording(recorded(tmp_path / "a.jsonl", 5.0, 5.1, 5.2)), speed=64)
         await asyncio.wait_for(link.run(), PATIENCE)
         assert link.view.time == 102.0
         assert "■ ended" in link.state_words
@@ -180,7 +180,7 @@ def test_a_recording_is_played_to_its_end_and_answers_nothing(tmp_path: Path) ->
 
 def test_a_recording_that_is_paused_stands_still(tmp_path: Path) -> None:
     async def main() -> None:
-        link = PlaybackLink(recorded(tmp_path / "a.jsonl", 0.0, 0.2, 3600.0), speed=64)
+        link = PlaybackLink(Path("a"), read_recording(recorded(tmp_path / "a.jsonl", 0.0, 0.2, 3600.0)), speed=64)
         link.paused = True
         playing = asyncio.create_task(link.run())
         await asyncio.sleep(0.3)
@@ -198,6 +198,6 @@ def test_a_file_that_is_no_recording_is_refused_before_it_is_played(tmp_path: Pa
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     with pytest.raises(ValueError, match="holds no telemetry"):
-        PlaybackLink(empty)
+        PlaybackLink(empty, read_recording(empty))
     with pytest.raises(FileNotFoundError):
-        PlaybackLink(tmp_path / "none.jsonl")
+        PlaybackLink(empty, read_recording(tmp_path / "none.jsonl"))

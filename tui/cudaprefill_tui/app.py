@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,8 +11,9 @@ from textual import work
 from textual.binding import Binding
 
 from . import themes
+from .ascii_terminal import ascii_translator
 from .conversations import ChatSettings
-from .glyphs import UNICODE, Glyphs
+from .glyphs import ASCII, UNICODE, Glyphs
 from .preferences import load_preferences, save_preferences
 from .screens.desktop import DesktopScreen
 from .server_process import ServerFailedError, ServerProcess
@@ -41,7 +43,7 @@ class CudaprefillApp(SparseApp[None]):
     COMMANDS: ClassVar[Any] = set()  # the desktop has its own
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__()
+        super().__init__(ascii_translator(sys.stdout.encoding) if setup.glyphs is ASCII else str)
         self.setup = setup
         self.preferences, self._complaint = load_preferences(setup.preferences_path)
         self.desktop = DesktopScreen(setup.session, setup.chat, self.preferences, setup.glyphs)

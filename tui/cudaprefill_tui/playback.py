@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cudaprefill.client.engine_view import EngineView
 from cudaprefill.protocol.account import Account
-from cudaprefill.protocol.telemetry import TelemetryBlock
+from cudaprefill.protocol.telemetry import ServerMessage, TelemetryBlock
 
 from .backend import Message
 from .conversations import ChatSettings
 from .engine_link import AnswerStream, EngineLink, LinkError
-from .recording import read_recording
 
 MIN_SPEED, MAX_SPEED = 1 / 16, 64.0
 STEP_SECONDS = 1 / 15  # messages that are due within one step are applied together
@@ -39,16 +38,27 @@ class PlaybackTime:
 
 
 class PlaybackLink(EngineLink):
-    """Plays a file once. Nothing can be asked of it."""
+    """Plays what was recorded once. Nothing can be asked of it but what `explain` knows."""
 
-    def __init__(self, path: Path, speed: float = 1.0) -> None:
-        """Raises OSError and ValueError for a file that is none, at once rather than when it is played."""
+    def __init__(
+        self,
+        path: Path,
+        messages: Iterator[tuple[float, ServerMessage]],
+        speed: float = 1.0,
+        *,
+        explain: Callable[[str], Account] | None = None,
+    ) -> None:
+        """Raises what `messages` raise for a file that is none, at once rather than when it is played.
+
+        messages: with their seconds since the first. explain: raises KeyError for a request that it does not know.
+        """
         self._time = PlaybackTime()
         self._time.speed = min(max(speed, MIN_SPEED), MAX_SPEED)
         super().__init__(str(path), EngineView(clock=self._time))
         self._path = path
         self._ended = False
-        self._messages = read_recording(path)
+        self._messages = messages
+        self._explain = explain
         self._next = next(self._messages, None)
         if self._next is None:
             raise ValueError(f"{path} holds no telemetry")
@@ -119,7 +129,12 @@ class PlaybackLink(EngineLink):
         raise LinkError(f"a recording does not hold what was in block {block}")
 
     async def explain(self, request_id: str) -> Account:
-        raise LinkError(f"a recording does not hold where the time of {request_id} went")
+        if self._explain is None:
+            raise LinkError(f"a recording does not hold where the time of {request_id} went")
+        try:
+            return await asyncio.to_thread(self._explain, request_id)
+        except KeyError:
+            raise LinkError(f"{self.name} has no request {request_id!r}") from None
 
     async def close(self) -> None:
-        self._messages.close()  # type: ignore[attr-defined]
+        """What is not played yet is left alone."""

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cudaprefill.presets import preset_settings
 from cudaprefill.protocol.telemetry import EngineDescription, EngineSettings
 
 
 @dataclass(frozen=True)
 class Preset:
-    """cpu, gpu: token budget, chunk cap (0: automatic) and ITL target in milliseconds (0: none) on such a device."""
+    """What `--preset` of the same name sets at the start, for an engine that runs: as far as it can be changed then."""
 
     name: str
     title: str
     purpose: str
-    cpu: tuple[int, int, float]
-    gpu: tuple[int, int, float]
 
     def settings(self, engine: EngineDescription) -> EngineSettings:
         """For one engine: every running request computes a token in every step, so the budget is at least that."""
-        budget, cap, target = self.gpu if engine.device.startswith("cuda") else self.cpu
+        values = preset_settings(self.name, "cuda" if engine.device.startswith("cuda") else "cpu")
         return EngineSettings(
-            max_num_batched_tokens=max(budget, engine.max_num_seqs),
-            long_prefill_token_threshold=cap,
-            itl_target_ms=target,
+            max_num_batched_tokens=max(values["max_num_batched_tokens"], engine.max_num_seqs),
+            long_prefill_token_threshold=values.get("long_prefill_token_threshold", 0),
+            itl_target_ms=values.get("itl_target_ms", 0.0),
         )
 
 
 PRESETS = {
     preset.name: preset
     for preset in (
-        Preset("rag", "RAG", "long prompts, short answers: the first token soon", (1024, 0, 0), (8192, 0, 0)),
-        Preset("code", "Code", "long prompts and long answers: a bit of both", (512, 256, 100), (4096, 1024, 50)),
-        Preset("chat", "Chat", "short prompts, many streams: an even flow", (256, 64, 50), (2048, 512, 25)),
+        Preset("rag", "RAG", "many questions over the same long texts"),
+        Preset("code", "Code", "long prompts whose first token should come soon"),
+        Preset("chat", "Chat", "many people read along: an even flow"),
     )
 }
 

@@ -6,6 +6,7 @@ connection that is several times what is needed: panes change in a few digits a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -26,30 +27,35 @@ CLOSE = 6
 class SparseApp(App[ReturnType]):
     """Everything else is as in App."""
 
-    def __init__(self) -> None:
+    def __init__(self, translate: Callable[[str], str] = str) -> None:
+        """translate: what is sent to a terminal that cannot show everything, cell for cell."""
         super().__init__()
+        self._translate = translate
         self._terminal = TerminalCells()
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         if isinstance(renderable, (ChopsUpdate, LayoutUpdate)):
-            renderable = SparseUpdate(renderable, self._terminal)
+            renderable = SparseUpdate(renderable, self._terminal, self._translate)
         super()._display(screen, renderable)
 
 
 class SparseUpdate(CompositorUpdate):
     """What is left of an update; to be rendered once, when it is sent."""
 
-    def __init__(self, update: ChopsUpdate | LayoutUpdate, terminal: TerminalCells) -> None:
+    def __init__(
+        self, update: ChopsUpdate | LayoutUpdate, terminal: TerminalCells, translate: Callable[[str], str]
+    ) -> None:
         self._update = update
         self._terminal = terminal
+        self._translate = translate
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._update
 
     def render_segments(self, console: Console) -> str:
         if isinstance(self._update, LayoutUpdate):
-            return self._terminal.draw_all(self._update, console)
-        return self._terminal.draw_changes(self._update, console)
+            return self._translate(self._terminal.draw_all(self._update, console))
+        return self._translate(self._terminal.draw_changes(self._update, console))
 
 
 class TerminalCells:

@@ -9,6 +9,7 @@ from textual.theme import Theme
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 
+# The greys have so little of a colour that terminals with 256 of them take a grey, not the nearest blue.
 DARK = Theme(
     name="cudaprefill-dark",
     primary=SKY,
@@ -18,18 +19,18 @@ DARK = Theme(
     warning=YELLOW,
     error=VERMILLION,
     foreground="#D8DEE6",
-    background="#101419",
-    surface="#161B22",
-    panel="#1F2630",
+    background="#121417",
+    surface="#181B1F",
+    panel="#23272D",
     dark=True,
     variables={
-        "border": "#3A4656",
-        "border-blurred": "#2A3340",
-        "footer-background": "#1F2630",
+        "border": "#444B55",
+        "border-blurred": "#30353C",
+        "footer-background": "#23272D",
         "footer-key-foreground": ORANGE,
         "input-selection-background": "#56B4E9 35%",
         "block-cursor-background": SKY,
-        "block-cursor-foreground": "#101419",
+        "block-cursor-foreground": "#121417",
     },
 )
 

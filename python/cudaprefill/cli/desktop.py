@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from cudaprefill.cli.engine_flags import add_engine_flags, engine_config
@@ -18,11 +19,13 @@ from cudaprefill_tui.engine_link import EngineLink
 from cudaprefill_tui.glyphs import ASCII, UNICODE, Glyphs
 from cudaprefill_tui.playback import PlaybackLink
 from cudaprefill_tui.preferences import preferences_path
-from cudaprefill_tui.recording import Recorder
+from cudaprefill_tui.recording import Recorder, read_recording
 from cudaprefill_tui.run import run
 from cudaprefill_tui.server_link import ServerLink
 from cudaprefill_tui.server_process import ServerProcess
 from cudaprefill_tui.session import Session
+
+MAX_HEADER = 1 << 16  # bytes of a trace's first line
 
 
 def chat(flags: argparse.Namespace) -> int:
@@ -35,22 +38,35 @@ def chat(flags: argparse.Namespace) -> int:
         seed=flags.seed,
     )
     if flags.url:
-        return run(Setup(_session(flags.url, flags.api_key), None, settings, preferences_path(), _glyphs()))
+        return run(Setup(_session(flags.url, flags.api_key), None, settings, preferences_path(), _glyphs(flags)))
     engine_config(flags)  # what is wrong with them is said before a screen is opened
     server = ServerProcess(engine_arguments(flags))
-    return run(Setup(_session([], None), server, settings, preferences_path(), _glyphs()))
+    return run(Setup(_session([], None), server, settings, preferences_path(), _glyphs(flags)))
 
 
 def top(flags: argparse.Namespace) -> int:
     """The panes alone, on running servers or on a recording."""
     with ExitStack() as stack:
         if flags.play is not None:
-            session = Session([PlaybackLink(Path(flags.play), flags.speed)], ServerLink)
+            session = Session([_playback(Path(flags.play), flags.speed)], ServerLink)
         else:
             session = _session(flags.url or ["http://127.0.0.1:8000"], flags.api_key)
             if flags.record is not None:
                 session.links[0].on_message = stack.enter_context(Recorder(Path(flags.record)))
-        return run(Setup(session, None, None, preferences_path(), _glyphs()))
+        return run(Setup(session, None, None, preferences_path(), _glyphs(flags)))
+
+
+def _playback(path: Path, speed: float) -> PlaybackLink:
+    """Of what `top --record` wrote, or of what `--trace` did."""
+    with path.open("rb") as file:
+        is_trace = b"cudaprefill_trace" in file.readline(MAX_HEADER)
+    if not is_trace:
+        return PlaybackLink(path, read_recording(path), speed)
+    from cudaprefill.observe.trace import read_trace
+    from cudaprefill.observe.trace_telemetry import trace_account, trace_telemetry
+
+    trace = read_trace(path)
+    return PlaybackLink(path, trace_telemetry(trace), speed, explain=partial(trace_account, trace))
 
 
 def engine_arguments(flags: argparse.Namespace) -> list[str]:
@@ -76,7 +92,7 @@ def _session(urls: Sequence[str], api_key: str | None) -> Session:
     return Session(links, ServerLink)
 
 
-def _glyphs() -> Glyphs:
-    """ASCII for the Linux console, whose fonts hold few signs, and where the encoding has no others."""
-    can_show = "utf" in sys.stdout.encoding.lower() and os.environ.get("TERM") != "linux"
+def _glyphs(flags: argparse.Namespace) -> Glyphs:
+    """ASCII for the Linux console, whose fonts hold few signs, where the encoding has no others, and where asked."""
+    can_show = not flags.ascii and "utf" in sys.stdout.encoding.lower() and os.environ.get("TERM") != "linux"
     return UNICODE if can_show else ASCII

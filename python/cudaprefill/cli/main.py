@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_client_flags(top, "(default: http://127.0.0.1:8000)")
     source = top.add_mutually_exclusive_group()
     source.add_argument("--record", metavar="FILE", help="write the telemetry of the first server as JSON lines")
-    source.add_argument("--play", metavar="FILE", help="show what was recorded instead of a server")
+    source.add_argument("--play", metavar="FILE", help="show what --record, or serve --trace, wrote")
     top.add_argument("--speed", type=float, default=1.0, help="of --play (default: %(default)s)")
 
     add_tune_commands(commands)
@@ -110,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_client_flags(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--url", action="append", default=[], help=f"a running server; repeatable {default}")
     parser.add_argument("--api-key", metavar="KEY", help="for the servers of --url that want one")
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII alone (default: where it must)")
 
 
 if __name__ == "__main__":

@@ -157,8 +157,10 @@ class EngineView:
 
     @property
     def waste(self) -> float | None:
-        """Share of the used blocks' slots that hold nothing; None while none is used."""
+        """Share of the used blocks' slots that hold nothing; None while none is used, or where it is not known."""
         if self.pool is None or self.engine is None or self.pool.used <= 0 or self.engine.block_size <= 0:
+            return None
+        if self.pool.used_tokens is None:
             return None
         return max(0.0, 1 - self.pool.used_tokens / (self.pool.used * self.engine.block_size))
 

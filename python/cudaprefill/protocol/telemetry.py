@@ -136,7 +136,8 @@ class PoolTotals:
     taken: int  # ever, as the next two
     freed: int
     evicted: int
-    used_tokens: int  # tokens whose KV the used blocks hold, shared ones counted once: what is left is waste
+    # Tokens whose KV the used blocks hold, shared ones counted once: what is left is waste. None: it is not known.
+    used_tokens: int | None = None
 
 
 @dataclass(kw_only=True)

@@ -46,9 +46,9 @@ class ChatCommands(DesktopBase):
     async def action_regenerate(self) -> None:
         await self.chat.current.regenerate()
 
-    async def action_edit_last(self) -> None:
+    def action_edit_earlier(self) -> None:
         self.desk.show("chat")
-        await self.chat.current.edit_last()
+        self.chat.current.edit_earlier()
 
     @work(group="dialog")
     async def action_export(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
-from textual.widgets import Footer
 
 from .. import themes
 from ..clipboard import copy
@@ -25,6 +24,7 @@ from ..preferences import Preferences
 from ..printable import displayable
 from ..session import Session
 from ..widgets.engine_pane import EnginePane
+from ..widgets.key_bar import KeyBar
 from ..widgets.load_pane import LoadPane
 from ..widgets.menu_bar import Menu, MenuBar, MenuItem
 from .chat_commands import ChatCommands
@@ -52,7 +52,7 @@ class DesktopScreen(ChatCommands, EngineCommands):
     def compose(self) -> ComposeResult:
         yield self.menu_bar
         yield self.desk
-        yield Footer(show_command_palette=False)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         for link in self.session.links:

@@ -27,6 +27,9 @@ PARTS = {
     _EVICTED: "block-map--evicted",
 }
 
+WAITING = "Waiting for the engine's blocks…"
+NOT_KNOWN = "A trace tells how many blocks are used, not which."
+
 
 class BlockMap(LineView):
     """Posts BlockClicked, and RequestHovered for the owner of what the pointer or the cursor is over."""
@@ -55,7 +58,7 @@ class BlockMap(LineView):
 
     def __init__(self, *, glyphs: Glyphs = UNICODE, id: str | None = None) -> None:
         super().__init__(glyphs=glyphs, id=id)
-        self.message = "Waiting for the engine's blocks…"
+        self.message = WAITING
         self.by_request = False
         self.cursor = 0
         self.highlighted: int | None = None
@@ -85,6 +88,7 @@ class BlockMap(LineView):
     def update_blocks(self, view: EngineView, blocks: frozenset[int] | None) -> None:
         """Redraws the rows of the blocks that changed, None for all."""
         self._view = view
+        self.message = WAITING if view.engine is None else NOT_KNOWN
         if blocks is None:
             self.cursor = max(0, min(self.cursor, self.num_blocks - 1))
             self._lit = self._blocks_of(self.highlighted)

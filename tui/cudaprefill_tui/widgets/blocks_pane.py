@@ -92,7 +92,7 @@ class BlocksPane(Pane):
         if pool is None or view.engine is None:
             return
         total = max(pool.free + pool.cached + pool.used, 1)
-        shared = view.blocks.count(SHARED) / total
+        shared = view.blocks.count(SHARED) / total if len(view.blocks) else None
         self.show_title(
             f"{total}",
             f"used {percent(pool.used / total)}",

@@ -93,6 +93,7 @@ class ChatPane(Pane):
     @on(ConversationView.Changed)
     def _retitle(self, message: ConversationView.Changed) -> None:
         message.stop()
+        self.refresh_bindings()  # whether there is an answer to stop
         for tab in self.query(TabPane):
             if tab.id != ADD and tab.query_one(ConversationView).conversation is message.conversation:
                 mark = "● " if message.conversation.live_answer is not None else ""

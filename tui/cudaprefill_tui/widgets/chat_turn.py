@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
+from textual.message import Message
 from textual.timer import Timer
 from textual.widgets import Static
 
@@ -22,6 +26,12 @@ NOTES = {"stopped": "stopped", "failed": "failed"}
 class TurnView(Vertical):
     """Shows a Turn. `add_text` while it streams, `finish` when its answer is no longer live."""
 
+    @dataclass
+    class EditWanted(Message):
+        """Its prompt was clicked twice."""
+
+        turn: Turn
+
     def __init__(self, turn: Turn) -> None:
         super().__init__()
         self.turn = turn
@@ -35,6 +45,12 @@ class TurnView(Vertical):
         yield self._prompt
         yield self._answer
         yield self._note
+
+    @on(events.Click, ".prompt")
+    def _prompt_clicked(self, event: events.Click) -> None:
+        if event.chain == 2:
+            event.stop()
+            self.post_message(self.EditWanted(self.turn))
 
     def on_mount(self) -> None:
         self.show_progress(None)

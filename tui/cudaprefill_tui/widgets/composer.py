@@ -38,6 +38,7 @@ class Composer(TextArea):
         super().__init__(
             soft_wrap=True, show_line_numbers=False, tab_behavior="focus", placeholder="Ask something", compact=True
         )
+        self.cursor_blink = False  # twice a second a redraw, over a slow line too
 
     async def _on_key(self, event: events.Key) -> None:
         if event.key == "enter":

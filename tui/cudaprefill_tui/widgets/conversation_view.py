@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.message import Message
@@ -45,6 +47,8 @@ class TurnList(VerticalScroll, can_focus=True):
 class ConversationView(Vertical):
     """One tab of the chat. Posts Changed when its title or its state may have."""
 
+    BINDINGS: ClassVar[Any] = (Binding("escape", "leave_edit", "Keep all"),)
+
     @dataclass
     class Changed(Message):
         conversation: Conversation
@@ -66,6 +70,8 @@ class ConversationView(Vertical):
         self._stream: AnswerStream | None = None
         self._live_view: TurnView | None = None
         self._seen = -1  # of the link, by its version
+        self._edited: int | None = None  # turn whose prompt is in the input line, to be asked instead
+        self._draft = ""  # what stood there before
 
     def compose(self) -> ComposeResult:
         with self.turns:
@@ -89,6 +95,8 @@ class ConversationView(Vertical):
     @on(Composer.Sent)
     async def _send(self, message: Composer.Sent) -> None:
         message.stop()
+        if self._edited is not None and not await self._drop_from(self._edited, message.text):
+            return
         if await self.ask(message.text):
             self.composer.clear()
 
@@ -117,17 +125,64 @@ class ConversationView(Vertical):
         return True
 
     async def regenerate(self) -> None:
-        prompt = await self._take_back_last()
-        if prompt is not None:
+        turns = self.conversation.turns
+        if not turns:
+            self._refuse("nothing was asked yet")
+            return
+        self.action_leave_edit()
+        prompt = turns[-1].prompt
+        if await self._drop_from(len(turns) - 1, prompt):
             await self.ask(prompt)
 
-    async def edit_last(self) -> None:
-        """The last prompt comes back into the input line, to be changed and sent."""
-        prompt = await self._take_back_last()
-        if prompt is not None:
-            self.composer.text = prompt
-            self.composer.move_cursor(self.composer.document.end)
-            self.composer.focus()
+    def edit_earlier(self) -> None:
+        """The last prompt comes into the input line; with each further call the one before, round and round."""
+        turns = len(self.conversation.turns)
+        if not turns:
+            self._refuse("nothing was asked yet")
+        else:
+            self.edit(turns - 1 if not self._edited else self._edited - 1)
+
+    def edit(self, turn: int) -> None:
+        """A prompt comes into the input line, to be changed and sent; until it is, the conversation stays."""
+        if self.conversation.live_answer is not None:
+            self._refuse("an answer is still being written: stop it first")
+            return
+        if self._edited is None:
+            self._draft = self.composer.text
+        self._edited = turn
+        self._fill_composer(self.conversation.turns[turn].prompt)
+        self._show_edit()
+        self.query(TurnView)[turn].scroll_visible(animate=False)
+
+    def action_leave_edit(self) -> None:
+        """The conversation stays as it is."""
+        if self._edited is not None:
+            self._edited = None
+            self._fill_composer(self._draft)
+            self._show_edit()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self._edited is not None if action == "leave_edit" else True
+
+    @on(TurnView.EditWanted)
+    def _edit_wanted(self, message: TurnView.EditWanted) -> None:
+        message.stop()
+        self.edit(next(place for place, turn in enumerate(self.conversation.turns) if turn is message.turn))
+
+    def _fill_composer(self, text: str) -> None:
+        self.composer.text = text
+        self.composer.move_cursor(self.composer.document.end)
+        self.composer.focus()
+
+    def _show_edit(self) -> None:
+        for place, view in enumerate(self.query(TurnView)):
+            view.set_class(place == self._edited, "-edited")
+            view.set_class(self._edited is not None and place >= self._edited, "-gives-way")
+        words = ""
+        if self._edited is not None:
+            words = f"prompt {self._edited + 1} of {len(self.conversation.turns)}: Enter asks anew, Escape keeps all"
+        self.composer.border_title = Content(words)
+        self.refresh_bindings()
 
     async def stop(self) -> None:
         """Asks the server to end the answer; hangs up on one that does not hear."""
@@ -143,18 +198,21 @@ class ConversationView(Vertical):
 
         return hang_up
 
-    async def _take_back_last(self) -> str | None:
-        if not self.conversation.turns:
-            self._refuse("nothing was asked yet")
-            return None
+    async def _drop_from(self, turn: int, prompt: str) -> bool:
+        """Makes room for `prompt`; where it could not be asked, all stays and the person is told why."""
+        if self.link is None:
+            return self._refuse("there is no server yet")
+        if not prompt.strip():
+            return self._refuse("the prompt is empty")
         try:
-            prompt = self.conversation.take_back(len(self.conversation.turns) - 1)
+            self.conversation.take_back(turn)
         except ValueError as error:
-            self._refuse(str(error))
-            return None
-        await self.query(TurnView).last().remove()
+            return self._refuse(str(error))
+        await self.turns.remove_children(list(self.query(TurnView))[turn:])
+        self._edited = None
+        self._show_edit()
         self.post_message(self.Changed(self.conversation))
-        return prompt
+        return True
 
     def _refuse(self, reason: str) -> bool:
         self.post_message(self.Refused(reason))

@@ -69,6 +69,7 @@ class StepList(LineView):
         self._view: EngineView | None = None
         self._strips: LRUCache[tuple[object, ...], Strip] = LRUCache(512)
         self._hovered: int | None = None
+        self._at_end = True  # since it was last scrolled: another size moves the end, not the wish to follow it
 
     # --- What there is ---
 
@@ -79,7 +80,7 @@ class StepList(LineView):
     @property
     def following(self) -> bool:
         """The newest step is in sight and stays there."""
-        return not self.paused and self.cursor is None and self.scroll_offset.y >= self.max_scroll_y
+        return not self.paused and self.cursor is None and self._at_end
 
     def update_steps(self, view: EngineView, new: int) -> None:
         """`new` steps came; 0 with another view."""
@@ -193,6 +194,10 @@ class StepList(LineView):
     def on_resize(self, event: events.Resize) -> None:
         if self.cursor is None and not self.paused:
             self.call_after_refresh(self.scroll_to_line, self.max_scroll_y)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        self._at_end = round(new_value) >= self.max_scroll_y
 
     # --- Pointer ---
 

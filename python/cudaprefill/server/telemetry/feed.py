@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
+from cudaprefill.observe.events import RequestEvent, StepEvent
+from cudaprefill.observe.records import request_change, step_records
 from cudaprefill.observe.request_log import RequestLog
 from cudaprefill.protocol.telemetry import (
     EngineDescription,
     EngineSettings,
     PoolTotals,
     RequestChange,
-    StepRecord,
     TelemetrySnapshot,
     TelemetryUpdate,
     Topic,
@@ -105,7 +105,7 @@ class TelemetryFeed:
             if isinstance(event, StepEvent):
                 self._steps.append(event)
             else:
-                self._changes.append(_request_change(event))
+                self._changes.append(request_change(event))
 
     def apply(self, pull: EnginePull) -> None:
         version = self.version + 1
@@ -160,7 +160,7 @@ class TelemetryFeed:
         if "step" in wish.topics:
             steps = self._steps.since(cursor.step)
             update.dropped_steps = max(0, self._steps.start - cursor.step)
-            update.steps = _step_records(steps, cursor.decodes) or None
+            update.steps = step_records(steps, cursor.decodes) or None
             decodes = steps[-1].decode_numbers if steps else cursor.decodes
         if "request" in wish.topics:
             update.requests = self._changes.since(cursor.request) or None
@@ -185,48 +185,3 @@ class TelemetryFeed:
 
     def _most_block_changes(self) -> int:
         return max(MIN_CONDENSED, self._description.num_blocks // BYTES_PER_CHANGE)
-
-
-def _request_change(event: RequestEvent) -> RequestChange:
-    change = RequestChange(kind=event.kind.value, number=event.number, time=event.time, step=event.step)
-    if event.kind is RequestEventKind.ARRIVED:
-        change.id, change.priority = event.request_id, event.priority
-        change.prompt_tokens, change.max_tokens = event.num_prompt_tokens, event.max_tokens
-    elif event.kind is RequestEventKind.SCHEDULED:
-        change.hit_tokens = event.hit_tokens
-    elif event.kind is RequestEventKind.CHUNK:
-        change.start, change.length = event.start, event.length
-    elif event.kind is RequestEventKind.FINISHED:
-        change.output_tokens, change.reason = event.num_output_tokens, event.reason
-    return change
-
-
-def _step_records(steps: list[StepEvent], decodes: tuple[int, ...]) -> list[StepRecord]:
-    """`decodes` are those of the step before the first."""
-    records = []
-    for step in steps:
-        joined: list[int] = []
-        left: list[int] = []
-        if step.decode_numbers is not decodes:  # the same object as long as nobody joins or leaves
-            before, now = set(decodes), set(step.decode_numbers)
-            joined, left = sorted(now - before), sorted(before - now)
-        decodes = step.decode_numbers
-        records.append(
-            StepRecord(
-                number=step.number,
-                start=step.start,
-                duration=step.duration,
-                token_budget=step.token_budget,
-                num_decodes=len(step.decode_numbers),
-                joined=joined,
-                left=left,
-                chunks=[(chunk.number, chunk.start, chunk.length, chunk.hit_tokens) for chunk in step.chunks],
-                preempted=list(step.preempted_numbers),
-                num_waiting=step.num_waiting,
-                waiting_for=step.waiting_for,
-                blocks_taken=step.num_blocks_taken,
-                blocks_freed=step.num_blocks_freed,
-                blocks_evicted=step.num_blocks_evicted,
-            )
-        )
-    return records
