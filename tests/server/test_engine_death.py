@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cudaprefill.engine.factory import EngineParts
+from cudaprefill.server.run import set_aside
 from tests.server.asking import ANSWER, COMPLETION_FIELDS, COMPLETIONS, ENDLESS
 from tests.server.running import PATIENCE, RunningServer, events
 
@@ -46,8 +49,19 @@ def test_the_engine_is_started_anew_where_that_is_wanted() -> None:
         assert "vllm:request_success_total{" in client.get("/metrics").text
 
 
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Sees everything again after the test."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("collector")
 def test_the_dead_engine_has_left_the_memory_when_the_next_one_is_built() -> None:
     with RunningServer(config={"restart_engine": True}) as server, server.client() as client:
+        server.engine.circle = server.engine  # type: ignore[attr-defined]  # only the collector sees that it is dead
+        server.state.on_engine(lambda engine: set_aside())
+        assert gc.get_freeze_count() > 10_000
         client.post(COMPLETIONS, json=COMPLETION_FIELDS)
         dead = weakref.ref(server.engine)
         build, alive = server.state._build, []

@@ -163,6 +163,7 @@ class ServerState:
                 break
             await self._engine.close()
             self._engine = None
+            gc.unfreeze()
             gc.collect()  # the old weights and KV cache go before there are new ones
             try:
                 await self._start_engine()
