@@ -85,8 +85,8 @@ CASES = {
     "a large cache": a_large_cache,
     "hopper chunks": hopper_chunks,
     "hopper, an exact table": partial(hopper_chunks, exact_table=True),
-    "hopper, head size 256": partial(hopper_chunks, head_size=256),
     "hopper, by cp.async": partial(hopper_chunks, copies="async"),
+    "hopper, by cp.async with one stage of queries": partial(hopper_chunks, copies="async", head_size=256),
 }
 
 

@@ -26,40 +26,20 @@ __device__ __forceinline__ void sync_warpgroup(int consumer) {
   ptx::named_barrier_sync(1 + consumer, kWarpgroupThreads);
 }
 
-// Copies the 64 rows of a warpgroup, each warp its own 16.
-template <class Element, int head_size>
-__device__ void load_queries(const PrefillLaunch& launch, const OperandTile<head_size>& tile, const ItemView& view,
-                             int warp_row, int lane) {
-  using Tile = OperandTile<head_size>;
-  const HeadRows& q = launch.op.q;
-  const Element* rows = static_cast<const Element*>(q.data) + view.first_token * q.token_stride;
-  for (int i = lane; i < 16 * Tile::kChunks; i += kWarpSize) {
-    const int row = warp_row + i / Tile::kChunks, chunk = i % Tile::kChunks;
-    uint4 elements{0, 0, 0, 0};
-    if (view.item.first_row + row < view.num_rows) {
-      const QueryRow from = QueryRow::of(view.item.first_row + row, launch.group);
-      elements = ptx::load_global(reinterpret_cast<const uint4*>(
-          rows + from.token * q.token_stride + (view.kv_head * launch.group + from.head) * q.head_stride +
-          chunk * kChunkElements));
-    }
-    ptx::store_shared(tile.address(row, chunk), elements);
-  }
-}
-
 // Writes 16 rows of a warp: normalised to `out`, by way of their place in shared memory, or as a part of a split tile.
 template <class Element, int head_size>
 __device__ void store_rows(const PrefillLaunch& launch, const OperandTile<head_size>& tile, const ItemView& view,
                            int warp_row, int lane, OnlineSoftmax& softmax, float (&out)[head_size / 8][4]) {
   using Tile = OperandTile<head_size>;
   const PrefillAttentionParams& params = launch.op;
-  const bool whole = view.item.part == PrefillItem::kWhole;
+  const bool whole = view.part == PrefillItem::kWhole;
   softmax.finish();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp_row + half * 8 + lane / 4;
     const float sum = softmax.sum[half];
     const float scale = sum > 0 ? 1 / sum : 0.0f;
-    const int64_t part = int64_t{view.item.part} * params.num_kv_heads + view.kv_head;
+    const int64_t part = int64_t{view.part} * params.num_kv_heads + view.kv_head;
     if (!whole && lane % 4 == 0) {
       ptx::store_global(launch.partials.log_sum_of(part, row),
                         log2_of_sum(softmax.maximum[half], sum, launch.scale.factor));
@@ -80,8 +60,8 @@ __device__ void store_rows(const PrefillLaunch& launch, const OperandTile<head_s
   Element* rows = static_cast<Element*>(params.out.data) + view.first_token * params.out.token_stride;
   for (int i = lane; i < 16 * Tile::kChunks; i += kWarpSize) {
     const int row = warp_row + i / Tile::kChunks, chunk = i % Tile::kChunks;
-    if (view.item.first_row + row >= view.num_rows) break;
-    const QueryRow at = QueryRow::of(view.item.first_row + row, launch.group);
+    if (view.first_row + row >= view.num_rows) break;
+    const QueryRow at = QueryRow::of(view.first_row + row, launch.group);
     uint4 elements;
     ptx::load_shared(tile.address(row, chunk), elements);
     ptx::store_global(reinterpret_cast<uint4*>(rows + at.token * params.out.token_stride +
@@ -123,21 +103,22 @@ struct Turns {
 // and weights are then in registers at once: at head size 64, whose three consumers have 160 each, they are not
 // (kOverlap), and the consumers only overlap with one another.
 template <class Element, int head_size>
-__device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory, int consumer,
-                        int warp, int lane) {
+__device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory, int warp_row,
+                        int lane) {
   using Traits = HopperPrefillTraits<head_size>;
   constexpr int kKeys = Traits::kKeys;
   const PrefillLaunch& common = launch.common;
   const auto barriers = memory.barriers();
-  const auto queries = memory.queries();
-  const int first_row = consumer * kWarpgroupRows, warp_row = first_row + warp * 16;
+  const int consumer = warp_row / kWarpgroupRows;
   const Turns<Traits::kConsumers, Traits::kInTurns> turns{consumer};
   turns.begin();
   PipelineStep<Traits::kStages> step;  // of the keys; the values follow one tile behind
-  for_each_item(common, [&](const ItemView& view) {
-    load_queries<Element>(common, queries, view, warp_row, lane);
-    ptx::fence_proxy_async();
-    sync_warpgroup(consumer);
+  PipelineStep<Traits::kQueryStages> query_step;
+  for (;; query_step.advance()) {
+    ptx::mbarrier_wait(barriers.queries_full(query_step.stage()), query_step.parity());
+    const ItemView view = ItemView::load(memory.item(query_step.stage()));
+    if (view.is_none()) break;
+    const auto queries = memory.queries(query_step.stage());
 
     OnlineSoftmax softmax;
     float out[head_size / 8][4] = {};
@@ -147,8 +128,8 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
     int positions[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      positions[half] = row_position(common, view.position_of_token_0,
-                                     view.item.first_row + warp_row + half * 8 + lane / 4, view.num_rows);
+      positions[half] = row_position(common, view.position_of_token_0, view.first_row + warp_row + half * 8 + lane / 4,
+                                     view.num_rows);
     }
     const auto issue_scores = [&] {
       const auto keys = memory.keys(step.stage());
@@ -157,8 +138,9 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       ptx::fence_products();
 #pragma unroll
       for (int k = 0; k < head_size / 16; ++k) {
-        ptx::multiply_shared<Element, false>(scores, queries.along_elements(first_row, k), keys.along_elements(0, k),
-                                             k > 0);
+        ptx::multiply_shared<Element, false>(scores,
+                                             queries.along_elements(warp_row / kWarpgroupRows * kWarpgroupRows, k),
+                                             keys.along_elements(0, k), k > 0);
       }
       ptx::commit_products();
     };
@@ -201,10 +183,10 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       turns.pass();
       ptx::wait_for_products<0>();
       release_keys();
-      weigh(view.item.first_key, correction);  // nothing has been accumulated that it would correct
+      weigh(view.first_key, correction);  // nothing has been accumulated that it would correct
       pack();
       step.advance();
-      for (int key = view.item.first_key + kKeys; key < view.item.last_key; key += kKeys) {
+      for (int key = view.first_key + kKeys; key < view.last_key; key += kKeys) {
         issue_scores();
         issue_out(step.before());
         turns.pass();
@@ -222,7 +204,7 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       ptx::wait_for_products<0>();
       release_values(step.before());
     } else {
-      for (int key = view.item.first_key; key < view.item.last_key; key += kKeys) {
+      for (int key = view.first_key; key < view.last_key; key += kKeys) {
         issue_scores();
         turns.pass();
         ptx::wait_for_products<0>();
@@ -240,9 +222,11 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
     sync_warpgroup(consumer);  // all are done with the queries, whose place the results take
     // Worked out and looked up once more: while products run, registers are better used.
     const int same_lane = ptx::anew(lane), same_row = ptx::anew(warp_row);
-    store_rows<Element>(common, queries, ItemView::of(common, view.work), same_row, same_lane, softmax, out);
-    __syncwarp();  // the next queries overwrite the results
-  });
+    const ItemView same_view = ItemView::load(memory.item(query_step.stage()));
+    store_rows<Element>(common, queries, same_view, same_row, same_lane, softmax, out);
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(barriers.queries_empty(query_step.stage()));
+  }
 }
 
 }  // namespace cudaprefill

@@ -5,7 +5,8 @@
 //
 //     producer:  wait(empty, parity ^ 1)  copy ...         consumers:  wait(full, parity)  multiply  arrive(empty)
 //
-// Tiles are counted through all items of a thread block: tile n is in stage n % kStages, for the n / kStages-th time.
+// Queries have stages of their own, an item each. Tiles are counted through all items of a thread block: tile n is in
+// stage n % kStages, for the n / kStages-th time.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <ptx/mbarrier.cuh>
 
+#include "csrc/cuda/attention/hopper/item_view.cuh"
 #include "csrc/cuda/attention/hopper/traits.h"
 
 namespace cudaprefill {
@@ -30,10 +32,10 @@ struct PipelineStep {
 
 // Addresses of the mbarriers. Values whose tile is not wholly part of the context land first (`values_landed`), have
 // their other rows zeroed, and only then are full.
-template <int stages>
+template <int stages, int query_stages>
 struct PipelineBarriers {
   static constexpr int kKinds = 5;
-  static constexpr uint32_t kBytes = kKinds * stages * ptx::kMbarrierBytes;
+  static constexpr uint32_t kBytes = (kKinds * stages + 2 * query_stages) * ptx::kMbarrierBytes;
 
   uint32_t base;
 
@@ -42,15 +44,26 @@ struct PipelineBarriers {
   __device__ __forceinline__ uint32_t values_full(int stage) const { return at(2, stage); }
   __device__ __forceinline__ uint32_t values_empty(int stage) const { return at(3, stage); }
   __device__ __forceinline__ uint32_t values_landed(int stage) const { return at(4, stage); }
+  __device__ __forceinline__ uint32_t queries_full(int stage) const {
+    return at(kKinds, 0) + 2 * stage * ptx::kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t queries_empty(int stage) const {
+    return queries_full(stage) + ptx::kMbarrierBytes;
+  }
 
   // By one thread.
-  __device__ __forceinline__ void init(uint32_t producer_arrivals, uint32_t consumer_arrivals) const {
+  __device__ __forceinline__ void init(uint32_t producer_arrivals, uint32_t query_arrivals,
+                                       uint32_t consumer_arrivals) const {
     for (int stage = 0; stage < stages; ++stage) {
       ptx::mbarrier_init(keys_full(stage), producer_arrivals);
       ptx::mbarrier_init(keys_empty(stage), consumer_arrivals);
       ptx::mbarrier_init(values_full(stage), producer_arrivals);
       ptx::mbarrier_init(values_empty(stage), consumer_arrivals);
       ptx::mbarrier_init(values_landed(stage), 1);
+    }
+    for (int stage = 0; stage < query_stages; ++stage) {
+      ptx::mbarrier_init(queries_full(stage), query_arrivals);
+      ptx::mbarrier_init(queries_empty(stage), consumer_arrivals);
     }
     ptx::fence_mbarrier_init();
   }
@@ -72,12 +85,18 @@ struct PrefillMemory {
   __device__ __forceinline__ explicit PrefillMemory(uint32_t shared_base)
       : base((shared_base + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment) {}
 
-  __device__ __forceinline__ Tile queries() const { return Tile{base}; }
+  __device__ __forceinline__ Tile queries(int stage) const { return Tile{base + stage * Traits::kQueryBytes}; }
   __device__ __forceinline__ Tile keys(int stage) const {
     return Tile{base + Traits::kStagesAt + stage * Traits::kTileBytes};
   }
   __device__ __forceinline__ Tile values(int stage) const { return keys(Traits::kStages + stage); }
-  __device__ __forceinline__ PipelineBarriers<Traits::kStages> barriers() const { return {base + Traits::kBarriersAt}; }
+  using Barriers = PipelineBarriers<Traits::kStages, Traits::kQueryStages>;
+  static_assert(Barriers::kBytes <= Traits::kItemsAt - Traits::kBarriersAt);
+  __device__ __forceinline__ Barriers barriers() const { return {base + Traits::kBarriersAt}; }
+  // Of the item whose queries are in the stage.
+  __device__ __forceinline__ uint32_t item(int stage) const {
+    return base + Traits::kItemsAt + stage * ItemView::kBytes;
+  }
 };
 
 }  // namespace cudaprefill

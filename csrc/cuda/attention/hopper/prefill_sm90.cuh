@@ -6,7 +6,8 @@
 //     warpgroups 1 and up          | S = Q K^T, softmax, O += P V, each for its own 64 rows
 //
 // Registers go where they are needed (setmaxnreg). The producer's first warp copies, a page of a tile by each lane; its
-// second warp zeroes the rows of V that are no part of the context, for what lies there may be NaN, and 0 * NaN is NaN.
+// second warp zeroes the rows of V that are no part of the context, for what lies there may be NaN, and 0 * NaN is NaN;
+// the other two bring queries, and tell the consumers what they are.
 // Pages that lie wholly outside are not read at all: their coordinates are outside of the tensor, and zeros come.
 #pragma once
 
@@ -23,6 +24,8 @@
 
 namespace cudaprefill {
 
+constexpr int kQueryWarps = 2;  // of the producer, beside tensor copies
+
 template <class Element, int head_size, KvCopies copies>
 __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
     prefill_sm90_kernel(const __grid_constant__ HopperPrefillLaunch launch) {
@@ -33,8 +36,9 @@ __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
   const int lane = threadIdx.x % kWarpSize, warp = warp_of_block % kWarpsOfGroup;
   const int warpgroup = warp_of_block / kWarpsOfGroup;
   if (threadIdx.x == 0) {
-    const int producers = copies == KvCopies::kTensor ? 1 : kWarpsOfGroup;
-    memory.barriers().init(producers, Traits::kConsumers * kWarpsOfGroup);
+    constexpr bool kTensor = copies == KvCopies::kTensor;
+    memory.barriers().init(kTensor ? 1 : kWarpsOfGroup, kTensor ? kQueryWarps : kWarpsOfGroup,
+                           Traits::kConsumers * kWarpsOfGroup);
   }
   __syncthreads();
   if (warpgroup == 0) {
@@ -42,12 +46,14 @@ __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
     if constexpr (copies == KvCopies::kTensor) {
       if (warp == 0) produce_by_tensor_copies(launch, memory, lane);
       if (warp == 1) zero_rows_outside(launch, memory, lane);
+      constexpr int kFirst = kWarpsOfGroup - kQueryWarps;
+      if (warp >= kFirst) produce_queries<Element>(launch.common, memory, warp - kFirst, kQueryWarps, lane);
     } else {
       produce_by_async_copies<Element>(launch, memory, warp, lane);
     }
   } else {
     ptx::increase_registers_to<Traits::kConsumerRegisters>();
-    consume<Element>(launch, memory, warpgroup - 1, warp, lane);
+    consume<Element>(launch, memory, (warpgroup - 1) * kWarpgroupRows + warp * 16, lane);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "csrc/cuda/attention/hopper/launch.h"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
 #include "csrc/cuda/attention/pages.cuh"
+#include "csrc/cuda/attention/prefill_rows.cuh"
 #include "csrc/cuda/reduce.cuh"
 
 namespace cudaprefill {
@@ -29,7 +30,7 @@ __device__ __forceinline__ void copy_pages(const OperandTile<head_size>& tile, c
   const int first = key + lane * kPageRows;
   int group = 0, index = -1;  // outside of the tensor: zeros
   if (view.has_any(first, kPageRows)) {
-    const int32_t* table = launch.op.block_table + view.item.request * launch.op.block_table_stride;
+    const int32_t* table = launch.op.block_table + view.request * launch.op.block_table_stride;
     const int block = ptx::load_global(table + (first >> launch.block_shift));
     group = (first & ((1 << launch.block_shift) - 1)) / kBrickRows;
     index = block * heads_of_block + view.kv_head;
@@ -45,7 +46,7 @@ __device__ void produce_by_tensor_copies(const HopperPrefillLaunch& launch, cons
   const auto barriers = memory.barriers();
   PipelineStep<Traits::kStages> step;
   for_each_item(launch.common, [&](const ItemView& view) {
-    for (int key = view.item.first_key; key < view.item.last_key; key += Traits::kKeys) {
+    for (int key = view.first_key; key < view.last_key; key += Traits::kKeys) {
       ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);
       copy_pages(memory.keys(step.stage()), launch.keys, launch.heads_of_keys, launch.common, view, key,
                  barriers.keys_full(step.stage()), lane);
@@ -67,7 +68,7 @@ __device__ void zero_rows_outside(const HopperPrefillLaunch& launch, const Prefi
   PipelineStep<Traits::kStages> step;
   uint32_t landed_parities = 0;  // a bit a stage
   for_each_item(launch.common, [&](const ItemView& view) {
-    for (int key = view.item.first_key; key < view.item.last_key; key += Traits::kKeys) {
+    for (int key = view.first_key; key < view.last_key; key += Traits::kKeys) {
       if (view.has_partial_page(key, Traits::kKeys)) {
         ptx::mbarrier_wait(barriers.values_landed(step.stage()), landed_parities >> step.stage() & 1);
         landed_parities ^= 1u << step.stage();
@@ -86,8 +87,51 @@ __device__ void zero_rows_outside(const HopperPrefillLaunch& launch, const Prefi
   });
 }
 
-// The second producer: all of its warps copy, a page each in turn. A tile is announced one step later, when its copies
-// have come while the next ones run.
+// Copies the queries of an item, rows shared out over some warps, once their stage is empty.
+template <class Element, int head_size>
+__device__ void load_queries(const PrefillLaunch& launch, const PrefillMemory<head_size>& memory, int stage,
+                             uint32_t parity, const ItemView& view, int warp, int warps, int lane) {
+  using Traits = HopperPrefillTraits<head_size>;
+  using Tile = OperandTile<head_size>;
+  const auto barriers = memory.barriers();
+  const HeadRows& q = launch.op.q;
+  ptx::mbarrier_wait(barriers.queries_empty(stage), parity ^ 1);
+  if (warp == 0 && lane == 0) view.store(memory.item(stage));
+  if (!view.is_none()) {
+    const Element* rows = static_cast<const Element*>(q.data) + view.first_token * q.token_stride;
+#pragma unroll 1  // the producer has few registers, and an item's time to do it in
+    for (int i = warp * kWarpSize + lane; i < Traits::kRows * Tile::kChunks; i += warps * kWarpSize) {
+      const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+      uint4 elements{0, 0, 0, 0};
+      if (view.first_row + row < view.num_rows) {
+        const QueryRow from = QueryRow::of(view.first_row + row, launch.group);
+        elements = ptx::load_global(reinterpret_cast<const uint4*>(
+            rows + from.token * q.token_stride + (view.kv_head * launch.group + from.head) * q.head_stride +
+            chunk * kChunkElements));
+      }
+      ptx::store_shared(memory.queries(stage).address(row, chunk), elements);
+    }
+  }
+  ptx::fence_proxy_async();
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(barriers.queries_full(stage));
+}
+
+// The queries of all items, ahead of their turn, and the word that there are no more.
+template <class Element, int head_size>
+__device__ void produce_queries(const PrefillLaunch& launch, const PrefillMemory<head_size>& memory, int warp,
+                                int warps, int lane) {
+  PipelineStep<HopperPrefillTraits<head_size>::kQueryStages> step;
+  for_each_item(launch, [&](const ItemView& view) {
+    load_queries<Element>(launch, memory, step.stage(), step.parity(), view, warp, warps, lane);
+    step.advance();
+  });
+  load_queries<Element>(launch, memory, step.stage(), step.parity(), ItemView::none(), warp, warps, lane);
+}
+
+// The second producer: all of its warps copy, queries first and then a page each in turn. A tile is announced one step
+// later, when its copies have come while the next ones run; the last one of an item before the next queries are waited
+// for.
 template <class Element, int head_size>
 __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory,
                                         int warp, int lane) {
@@ -96,6 +140,7 @@ __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const
   const PrefillLaunch& common = launch.common;
   const auto barriers = memory.barriers();
   PipelineStep<Traits::kStages> step;
+  PipelineStep<Traits::kQueryStages> query_step;
   uint32_t issued = 0;  // the mbarrier of the tile whose copies are on their way
   const auto announce = [&] {
     if (issued == 0) return;
@@ -119,20 +164,27 @@ __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const
     announce();
     issued = full;
   };
+  const auto load_queries_of = [&](const ItemView& view) {
+    load_queries<Element>(common, memory, query_step.stage(), query_step.parity(), view, warp, kWarpsOfGroup, lane);
+    query_step.advance();
+  };
   for_each_item(common, [&](const ItemView& view) {
-    const int32_t* table = common.op.block_table + view.item.request * common.op.block_table_stride;
+    load_queries_of(view);
+    const int32_t* table = common.op.block_table + view.request * common.op.block_table_stride;
     const PagedRows<Element> keys(common.op.k_cache, view.kv_head, table, common.block_shift);
     const PagedRows<Element> values(common.op.v_cache, view.kv_head, table, common.block_shift);
-    for (int key = view.item.first_key; key < view.item.last_key; key += Traits::kKeys) {
+    for (int key = view.first_key; key < view.last_key; key += Traits::kKeys) {
       ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);
       copy_tile(memory.keys(step.stage()), keys, view, key, barriers.keys_full(step.stage()));
       ptx::mbarrier_wait(barriers.values_empty(step.stage()), step.parity() ^ 1);
       copy_tile(memory.values(step.stage()), values, view, key, barriers.values_full(step.stage()));
       step.advance();
     }
+    ptx::wait_for_copies<0>();
+    announce();
+    issued = 0;
   });
-  ptx::wait_for_copies<0>();
-  announce();
+  load_queries_of(ItemView::none());
 }
 
 }  // namespace cudaprefill

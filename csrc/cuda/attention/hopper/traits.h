@@ -21,9 +21,10 @@ struct HopperPrefillTraits {
   static constexpr int kRows = kConsumers * kWarpgroupRows;
   static constexpr int kKeys = head_size == 256 ? 80 : 128;  // a whole number of pages
   static constexpr int kPages = kKeys / kPageRows;
-  static constexpr int kStages = 2;
-  static constexpr bool kInTurns = head_size <= 128;  // consumers share the tensor cores by turns
-  static constexpr bool kOverlap = kConsumers == 2;   // of the softmax with the products of the next step
+  static constexpr int kStages = 2;                              // of keys, and of values
+  static constexpr int kQueryStages = head_size == 256 ? 1 : 2;  // as memory has room
+  static constexpr bool kInTurns = head_size <= 128;             // consumers share the tensor cores by turns
+  static constexpr bool kOverlap = kConsumers == 2;              // of the softmax with the products of the next step
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // The compiler gives all threads the same number; these two sum up to no more than that.
@@ -31,10 +32,11 @@ struct HopperPrefillTraits {
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
 
   static constexpr uint32_t kTileBytes = OperandTile<head_size>::bytes(kKeys);
-  static constexpr uint32_t kStagesAt = OperandTile<head_size>::bytes(kRows);  // after the queries
+  static constexpr uint32_t kQueryBytes = OperandTile<head_size>::bytes(kRows);
+  static constexpr uint32_t kStagesAt = kQueryStages * kQueryBytes;
   static constexpr uint32_t kBarriersAt = kStagesAt + 2 * kStages * kTileBytes;
-  static constexpr uint32_t kBarrierBytes = 128;
-  static constexpr uint32_t kSharedBytes = kSharedAlignment + kBarriersAt + kBarrierBytes;
+  static constexpr uint32_t kItemsAt = kBarriersAt + 128;  // what the consumers must know of each stage of queries
+  static constexpr uint32_t kSharedBytes = kSharedAlignment + kItemsAt + 128;
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
