@@ -2,9 +2,8 @@
 
     PYTHONPATH=python:tui:. python benchmarks/tui_desktop.py [--streams 32] [--rate 20] [--seconds 20] [--size 120x40]
 
-A pretended engine tells of `streams` requests that decode while prompts come in chunks; one of them is the answer in the
-chat, a token a step. What goes to the terminal is made as for a real one, counted, and thrown away. The engine is in
-this process: what it takes is measured before and taken off.
+A pretended engine tells of `streams` requests that decode while prompts come in chunks; the chat has an answer that
+gets a word a step. What goes to the terminal is made as for a real one, counted, and thrown away.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from cudaprefill_tui.engine_link import AnswerEnded, AnswerEvent, AnswerText
 from cudaprefill_tui.session import Session
 from tests.tui.fake_link import COST, FakeLink
 
-WORDS = "the river runs to the sea and **nobody** asks it `why` it goes there so slowly\n".split(" ")
+WORDS = ("the", "river", "runs", "to", "the", "sea", "and", "**nobody**", "asks", "it", "`why`", "so", "slowly\n")
 SETTLE = 1.0  # seconds
 
 

@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from textual.widgets import Button
 
 from cudaprefill_tui.markdown_text import join_blocks, parse_blocks
 from cudaprefill_tui.preferences import load_preferences
 from cudaprefill_tui.widgets.answer_markdown import PAGE_LINES, AnswerMarkdown
 from cudaprefill_tui.widgets.chat_turn import TurnView
+from cudaprefill_tui.widgets.pane import Line
 from tests.tui.desktop_harness import desktop
 
 SIZES = {(200, 60): "wide", (120, 40): "desktop", (80, 24): "desktop", (60, 24): "tabs", (20, 5): "too-small"}
@@ -81,5 +83,42 @@ def test_an_answer_in_pages_shows_all_of_its_text(unit: str, tmp_path: Path) -> 
             shown = "\n\n".join(str(page.content) for page in answer.query("Static").results())  # type: ignore[attr-defined]
             whole = join_blocks(parse_blocks(answer.source)).plain
             assert shown.split() == whole.split()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
+@pytest.mark.parametrize("key", ["f1", "f7"])
+def test_the_buttons_of_a_dialog_are_seen_at_every_size(key: str, size: tuple[int, int], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=size) as desk:
+            await desk.press(key)
+            await desk.until(lambda: desk.dialog)
+            await desk.pilot.pause()
+            for button in desk.app.screen.query(Button):
+                visible, clip = desk.app.screen.find_widget(button).visible_region, button.region
+                assert visible == clip
+
+    asyncio.run(main())
+
+
+def test_a_preset_can_be_chosen_before_the_engine_pane_was_seen(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            await desk.until(lambda: desk.link.view.engine is not None)
+            await desk.screen.run_action("preset('chat')")
+            await desk.until(lambda: any(call[0] == "change_settings" for call in desk.link.calls))
+
+    asyncio.run(main())
+
+
+def test_a_pane_that_comes_into_sight_shows_what_there_is_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            await desk.until(lambda: desk.link.view.engine is not None)
+            desk.screen._ticks_without_news = -(10**6)  # the look without news is far away
+            await desk.press("f8")
+            budget = desk.screen.query_one("#now-max_num_batched_tokens", Line)
+            await desk.until(lambda: "now 512 tokens a step" in str(budget.content))
 
     asyncio.run(main())

@@ -75,6 +75,11 @@ class CudaprefillApp(SparseApp[None]):
             return
         self.desktop.attach(url, None)
 
+    def action_command_palette(self) -> None:
+        """Not over dialogs: its commands are the desktop's."""
+        if self.screen is self.desktop:
+            super().action_command_palette()
+
     def get_key_display(self, binding: Binding) -> str:
         """F1, ^Q, ⏎"""
         display = super().get_key_display(binding)

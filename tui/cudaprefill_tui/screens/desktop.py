@@ -85,7 +85,8 @@ class DesktopScreen(ChatCommands, EngineCommands):
 
     def tick(self, at_once: bool = False) -> None:
         link = self.session.link
-        state = (link, link.version if link is not None else 0, self.session.notice)
+        seen = self.desk.visible_panes()
+        state = (link, link.version if link is not None else 0, self.session.notice, seen)
         self._ticks_without_news += 1
         if state == self._shown and self._ticks_without_news < SLOW_TICKS and not at_once:
             return
@@ -93,7 +94,7 @@ class DesktopScreen(ChatCommands, EngineCommands):
         self.menu_bar.show_status(displayable(self.session.status()))
         if self._chat is not None:
             self._chat.update_link(link, _notice(self.session))
-        for pane in self.desk.visible_panes():
+        for pane in seen:
             if isinstance(pane, LoadPane):
                 pane.update_load(self.session.generator)
             if link is not None:
@@ -140,7 +141,12 @@ class DesktopScreen(ChatCommands, EngineCommands):
         self.app.theme = themes.next_theme(self.app.theme)
 
     def action_preset(self, name: str) -> None:
-        self.desk.query_one(EnginePane).apply_preset(name)
+        pane, link = self.desk.query_one(EnginePane), self.session.link
+        if link is None or link.view.engine is None:
+            self.tell("there is no engine yet", failed=True)
+            return
+        pane.update_view(link.view)  # it may not have been seen yet
+        pane.apply_preset(name)
 
     def action_help(self) -> None:
         self.app.push_screen(help_page(self.with_chat, self.session.is_playback))

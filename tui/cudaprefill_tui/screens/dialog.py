@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -17,6 +17,11 @@ from textual.widgets import Button, Input, Label, Static
 from ..printable import displayable
 
 Result = TypeVar("Result")
+Piece = str | Content
+MUTED = "$foreground 60%"
+MARGIN = 12  # of a page's text: frame, padding, scrollbar, indentation
+LEAST_TEXT = 30
+AROUND = 7  # rows of a dialog around its body: frame, padding, a line of an error, buttons
 
 
 class Dialog(ModalScreen[Result | None]):
@@ -43,6 +48,10 @@ class Dialog(ModalScreen[Result | None]):
                     yield Button(self._accept, id="accept", variant="primary", compact=True)
                 if self._cancel:
                     yield Button(self._cancel, id="cancel", compact=True)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """The buttons are always seen: what does not fit is scrolled."""
+        self.query_one(".body").styles.max_height = max(event.size.height * 9 // 10 - AROUND, 1)
 
     def body(self) -> Iterable[Widget]:
         raise NotImplementedError
@@ -110,3 +119,30 @@ class TextPage(Dialog[None]):
     def body(self) -> Iterable[Widget]:
         for text in self._texts:
             yield Static(text)
+
+
+class Page(Dialog[None]):
+    """Text that is laid out for its width. `lines` gives it."""
+
+    def __init__(self, title: str, lines: Callable[[int], Iterable[Piece]]) -> None:
+        super().__init__(title, accept="", cancel="Close")
+        self._lines = lines
+        self._text = Static(Content(""))
+
+    def body(self) -> Iterable[Widget]:
+        yield self._text
+
+    def on_mount(self) -> None:
+        self._lay_out(self.app.size.width)
+
+    def on_resize(self, event: events.Resize) -> None:
+        super().on_resize(event)
+        self._lay_out(event.size.width)
+
+    def _lay_out(self, columns: int) -> None:
+        width = max(min(100, columns * 9 // 10) - MARGIN, LEAST_TEXT)
+        self._text.update(Content("\n").join(_content(line) for line in self._lines(width)))
+
+
+def _content(line: Piece) -> Content:
+    return line if isinstance(line, Content) else Content(displayable(line))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from textual import events
 from textual.content import Content
-from textual.widget import Widget
-from textual.widgets import Static
 
 from cudaprefill.client.engine_view import EngineView, StepView
 from cudaprefill.protocol.account import Account, Part
@@ -19,16 +16,13 @@ from ..figures import milliseconds
 from ..glyphs import Glyphs
 from ..printable import displayable
 from ..step_bar import bar_parts
-from .dialog import Dialog
+from .dialog import MUTED, Page, Piece
 
 BAR = 30  # cells
 KIND, TIME, SHARE, TOKENS = 14, 10, 5, 7
 MOST_PARTS = 100  # the longest; the screen is not the place for thousands
 LEAST_SHARE = 1 / 200  # what is shorter is only counted, unless it is a chunk
-MARGIN = 12  # of the text: frame, padding, scrollbar, indentation
-LEAST_TEXT = 30
 MOST_REQUESTS = 24  # of a step, named one by one
-MUTED = "$foreground 60%"
 STYLES = {
     "queued": "$warning",
     "preempted": "$warning",
@@ -36,30 +30,6 @@ STYLES = {
     "left out": "$error",
 }
 ID = re.compile(r"[\w-]{6,}")
-
-Piece = str | Content
-
-
-class Page(Dialog[None]):
-    """Text that is laid out for its width. `lines` gives it."""
-
-    def __init__(self, title: str, lines: Callable[[int], Iterable[Piece]]) -> None:
-        super().__init__(title, accept="", cancel="Close")
-        self._lines = lines
-        self._text = Static(Content(""))
-
-    def body(self) -> Iterable[Widget]:
-        yield self._text
-
-    def on_mount(self) -> None:
-        self._lay_out(self.app.size.width)
-
-    def on_resize(self, event: events.Resize) -> None:
-        self._lay_out(event.size.width)
-
-    def _lay_out(self, columns: int) -> None:
-        width = max(min(100, columns * 9 // 10) - MARGIN, LEAST_TEXT)
-        self._text.update(Content("\n").join(_content(line) for line in self._lines(width)))
 
 
 def explain_page(account: Account, view: EngineView, glyphs: Glyphs) -> Page:
@@ -198,7 +168,3 @@ def _requests(numbers: Sequence[int]) -> str:
 
 def _muted(text: str, width: int) -> Iterable[Content]:
     return (Content.styled(line, MUTED) for line in _indented(displayable(text), width))
-
-
-def _content(line: Piece) -> Content:
-    return line if isinstance(line, Content) else Content(displayable(line))

@@ -3,38 +3,63 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Sequence
 
 from textual.content import Content
 
 from cudaprefill.protocol.telemetry import EngineDescription, TelemetryBlock
 
+from ..cells import wrap_words
 from ..conversations import AnswerCost
 from ..figures import describe_cost, milliseconds
-from ..keymap import MENUS, commands
+from ..keymap import MENUS, Command, commands
 from ..printable import displayable
-from .dialog import TextPage
+from ..widgets.menu_bar import key_hint
+from .dialog import MUTED, Page, Piece, TextPage
 
 BAR_WIDTH = 40
-GLOSSARY = """\
-block        16 KV slots of every layer; the map shows the whole pool
-token budget the most tokens one step computes; decodes come first
-chunk        the part of one prompt computed in one step
-prefix hit   full blocks found by their hash, shared instead of computed
-TTFT         from receipt of the request to its first token; queueing counts
-ITL          the gap between two tokens of one request"""
+KEYS, NAME, LEAST_HELP, WORD = 10, 28, 30, 14  # cells
+GLOSSARY = {
+    "block": "16 KV slots of every layer; the map shows the whole pool",
+    "token budget": "the most tokens one step computes; decodes come first",
+    "chunk": "the part of one prompt computed in one step",
+    "prefix hit": "full blocks found by their hash, shared instead of computed",
+    "TTFT": "from receipt of the request to its first token; queueing counts",
+    "ITL": "the gap between two tokens of one request",
+}
 HEX_LENGTH = 16
 
 
-def help_page(with_chat: bool, is_playback: bool) -> TextPage:
-    lines = []
+def help_page(with_chat: bool, is_playback: bool) -> Page:
+    return Page("Help", lambda width: _help_lines(commands(with_chat, is_playback), with_chat, width))
+
+
+def _help_lines(known: Sequence[Command], with_chat: bool, width: int) -> Iterable[Piece]:
+    """A command with its keys and, where there is room beside it, what it does."""
+    if with_chat:
+        yield from wrap_words("Enter sends · Shift+Enter or Ctrl+J starts a line · PageUp and PageDown scroll", width)
+    room = width - KEYS - NAME
     for menu in MENUS:
-        for command in commands(with_chat, is_playback):
-            if command.menu == menu:
-                keys = command.keys.split(",")[0].replace("ctrl+", "^").replace("shift+", "⇧")
-                lines.append(f"{keys.upper() if keys.startswith('f') else keys:10} {command.title:30} {command.help}")
-        lines.append("")
-    typing = "Enter sends · Shift+Enter or Ctrl+J starts a line · PageUp and PageDown move the conversation\n"
-    return TextPage("Help", Content(typing if with_chat else ""), Content("\n".join(lines)), Content(GLOSSARY))
+        entries = [command for command in known if command.menu == menu]
+        if entries:
+            yield ""
+            yield Content.styled(menu, "bold $accent")
+        for command in entries:
+            keys = " ".join(key_hint(key) for key in command.keys.split(",")[:1])
+            first, *rest = wrap_words(command.help, room if room >= LEAST_HELP else width - KEYS)
+            name = Content.assemble((f"{keys:{KEYS}}", "bold"), f"{command.title:{NAME}}")
+            if room >= LEAST_HELP:
+                yield Content.assemble(name, (first, MUTED))
+                yield from (Content.styled(f"{'':{KEYS + NAME}}{line}", MUTED) for line in rest)
+            else:
+                yield name
+                yield from (Content.styled(f"{'':{KEYS}}{line}", MUTED) for line in (first, *rest))
+    yield ""
+    yield Content.styled("Words", "bold $accent")
+    for word, meaning in GLOSSARY.items():
+        first, *rest = wrap_words(meaning, width - WORD)
+        yield Content.assemble((f"{word:{WORD}}", "bold"), (first, MUTED))
+        yield from (Content.styled(f"{'':{WORD}}{line}", MUTED) for line in rest)
 
 
 def about_page(engine: EngineDescription | None, url: str) -> TextPage:
