@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 
 #include <ptx/memory.cuh>
+#include <ptx/tensor_copy.cuh>
 #include <ptx/warpgroup.cuh>
 
 #include "csrc/cuda/attention/hopper/consume.cuh"
@@ -35,8 +36,12 @@ __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
   const int warp_of_block = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x / kWarpSize), 0);
   const int lane = threadIdx.x % kWarpSize, warp = warp_of_block % kWarpsOfGroup;
   const int warpgroup = warp_of_block / kWarpsOfGroup;
-  if (threadIdx.x == 0) {
+  if (warp_of_block == 0 && ptx::elect_one()) {
     constexpr bool kTensor = copies == KvCopies::kTensor;
+    if (kTensor) {
+      ptx::prefetch_tensor_map(launch.keys);
+      ptx::prefetch_tensor_map(launch.values);
+    }
     memory.barriers().init(kTensor ? 1 : kWarpsOfGroup, kTensor ? kQueryWarps : kWarpsOfGroup,
                            Traits::kConsumers * kWarpsOfGroup);
   }
