@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -201,3 +202,26 @@ def test_a_file_that_is_no_recording_is_refused_before_it_is_played(tmp_path: Pa
         PlaybackLink(empty, read_recording(empty))
     with pytest.raises(FileNotFoundError):
         PlaybackLink(empty, read_recording(tmp_path / "none.jsonl"))
+
+
+def test_why_there_is_no_connection_is_said_in_words(tmp_path: Path) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"220 this is mail\r\n")
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(talk, "127.0.0.1", 0) as other:
+            port = other.sockets[0].getsockname()[1]
+            for link, words in (
+                (ServerLink(f"http://127.0.0.1:{port}"), "no cudaprefill server"),
+                (ServerLink("http://127.0.0.1:9"), "nobody listens there"),
+                (ServerLink("http://nowhere.invalid"), "not known|No address|failure in name"),
+            ):
+                running = asyncio.create_task(link.run())
+                await until(lambda: re.search(words, link.reason))  # noqa: B023
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                await link.close()
+
+    asyncio.run(main())

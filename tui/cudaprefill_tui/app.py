@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +37,9 @@ class Setup:
     glyphs: Glyphs = UNICODE
 
 
+SHORT_LIFE = 2.0  # seconds; a server that lives less is not started again
+
+
 class CudaprefillApp(SparseApp[None]):
     TITLE = "cudaprefill"
     CSS_PATH = "styles/desktop.tcss"
@@ -60,6 +64,7 @@ class CudaprefillApp(SparseApp[None]):
 
     @work(group="server")
     async def _start(self, server: ServerProcess) -> None:
+        """Keeps a server of its own going: one that ends is told of, and another one takes its place."""
         session = self.setup.session
         session.notice = "starting a server …"
 
@@ -67,13 +72,22 @@ class CudaprefillApp(SparseApp[None]):
             if not session.links:
                 session.notice = line if share is None else f"starting a server: {line}"
 
-        try:
-            url = await server.start(report)
-        except (ServerFailedError, OSError) as error:
-            session.notice = str(error)
-            self.desktop.tell(str(error), failed=True)
-            return
-        self.desktop.attach(url, None)
+        while True:
+            try:
+                url = await server.start(report)
+            except (ServerFailedError, OSError) as error:
+                session.notice = str(error)
+                self.desktop.tell(str(error), failed=True)
+                return
+            began = time.monotonic()
+            self.desktop.attach(url, None)
+            end = await server.wait()
+            session.notice = f"the server {end}"
+            await self.desktop.detach(url)
+            if time.monotonic() - began < SHORT_LIFE:
+                self.desktop.tell(f"the server {end} after a short life: no other is started", failed=True)
+                return
+            self.desktop.tell(f"the server {end}; another one is being started", failed=True)
 
     def action_command_palette(self) -> None:
         """Not over dialogs: its commands are the desktop's."""

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from cudaprefill.client import AsyncClient, Backoff, ClientError, ResponseStream, ServerError
+from cudaprefill.client.connection import reason
 from cudaprefill.client.telemetry import TelemetryConnection
 from cudaprefill.protocol.account import Account
 from cudaprefill.protocol.responses import Response
@@ -20,6 +21,11 @@ UPDATES_PER_SECOND = 12.0
 RETRY = Backoff(longest=2.0, attempts=None)  # for telemetry: a person watches, so a server that is back shows soon
 ANSWER_ATTEMPTS = Backoff(attempts=3)  # then the answer fails and says so
 REFUSED_SECONDS = 5.0  # until a server that refuses is asked again: it may be another one by then
+HINTS = {
+    401: ": it wants an API key (--api-key)",
+    403: ": it wants another API key (--api-key)",
+    404: ": it is no cudaprefill server",
+}
 CUTS = {"max_output_tokens": "cut at the length limit", "cancelled": "stopped"}
 
 
@@ -30,6 +36,7 @@ class ServerLink(EngineLink):
         self._client = AsyncClient(url, api_key, backoff=ANSWER_ATTEMPTS)
         self._api_key = api_key
         self._owners = False
+        self._closed = False
         self._telemetry = self._connection()
 
     def _connection(self) -> TelemetryConnection:
@@ -44,24 +51,25 @@ class ServerLink(EngineLink):
         )
 
     async def run(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 async with self._telemetry as telemetry:
                     async for message in telemetry:
                         self.apply(message)
             except ServerError as error:
-                self.set_state("refused", str(error))
+                self.set_state("refused", f"{error}{HINTS.get(error.status or 0, '')}")
             except (ClientError, ValueError) as error:
                 self.set_state("lost", str(error))
-            await asyncio.sleep(REFUSED_SECONDS)
-            self._telemetry = self._connection()
+            if not self._closed:
+                await asyncio.sleep(REFUSED_SECONDS)
+                self._telemetry = self._connection()
 
     def _connected(self, connected: bool) -> None:
         if not connected:
             self.set_state("lost", "the connection broke")
 
     def _failed(self, attempt: int, error: Exception) -> None:
-        self.set_state("connecting" if self.view.engine is None and attempt == 1 else "lost", str(error))
+        self.set_state("connecting" if self.view.engine is None and attempt == 1 else "lost", reason(error))
 
     def respond(self, messages: list[Message], settings: ChatSettings) -> ServerStream:
         return ServerStream(self._client, messages, settings)
@@ -104,6 +112,7 @@ class ServerLink(EngineLink):
         raise AssertionError("not reached")
 
     async def close(self) -> None:
+        self._closed = True
         await self._telemetry.close()
         await self._client.close()
 

@@ -31,7 +31,7 @@ class ServerFailedError(Exception):
 
 
 class ServerProcess:
-    """`await start(report)` returns the URL; `await stop()` returns when the process is gone."""
+    """`await start(report)` returns the URL, again for another one when it is gone; `await stop()` ends it."""
 
     def __init__(self, arguments: Sequence[str], command: Sequence[str] | None = None) -> None:
         """arguments: flags of `cudaprefill serve`. command: what to run instead of this Python's `cudaprefill`."""
@@ -67,6 +67,7 @@ class ServerProcess:
 
         Raises ServerFailedError, OSError.
         """
+        await self._stop_drains()
         self._report = report
         self._url = asyncio.get_running_loop().create_future()
         master, slave = os.openpty()
@@ -99,6 +100,12 @@ class ServerProcess:
         words = "\n".join(list(self.log)[-5:]) or "it said nothing"
         raise ServerFailedError(f"the server ended with status {self._process.returncode}: {words}")
 
+    async def wait(self) -> str:
+        """Until the server that was started is gone; says how it went."""
+        assert self._process is not None
+        code = await self._process.wait()
+        return f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+
     async def stop(self) -> None:
         process = self._process
         if process is not None and process.returncode is None:
@@ -113,6 +120,9 @@ class ServerProcess:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(process.wait(), END_SECONDS)
                     break
+        await self._stop_drains()
+
+    async def _stop_drains(self) -> None:
         for drain in self._drains:
             drain.cancel()
         await asyncio.gather(*self._drains, return_exceptions=True)

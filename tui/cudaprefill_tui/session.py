@@ -40,6 +40,15 @@ class Session:
         self.place = known
         return self.links[known]
 
+    async def detach(self, url: str) -> None:
+        """Forgets a server, if it is known."""
+        for link in [link for link in self.links if link.url == url]:
+            self.links.remove(link)
+            self.place = min(self.place, max(len(self.links) - 1, 0))
+            if self._load_link is link:
+                await self.generator.stop()
+            await link.close()
+
     def next(self) -> None:
         if self.links:
             self.place = (self.place + 1) % len(self.links)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 
 from cudaprefill.client.errors import ConnectionFailedError, ServerError
 
@@ -28,6 +28,17 @@ def websocket_url(url: str, path: str) -> str:
         raise ValueError(f"url must be http://HOST:PORT or alike, got {url!r}")
     base = parts.path.rstrip("/").removesuffix(path).removesuffix("/v1")
     return urlunsplit((schemes[parts.scheme], parts.netloc, base + path, "", ""))
+
+
+def reason(failure: Exception) -> str:
+    """Why a connection did not come about, in words."""
+    if isinstance(failure, InvalidMessage):
+        return "what listens there does not speak websockets: it is no cudaprefill server"
+    if isinstance(failure, ConnectionRefusedError) or "Connect call failed" in str(failure):
+        return "nobody listens there"
+    if isinstance(failure, (TimeoutError, asyncio.TimeoutError)):
+        return "no answer in time"
+    return (failure.strerror if isinstance(failure, OSError) else None) or str(failure) or type(failure).__name__
 
 
 @dataclass(frozen=True)
@@ -77,5 +88,6 @@ async def open_connection(
         if on_failure is not None:
             on_failure(failures, failure)
         if backoff.attempts is not None and failures >= backoff.attempts:
-            raise ConnectionFailedError(f"no connection to {url} in {failures} attempts: {failure!r}") from failure
+            words = f"no connection to {url} in {failures} attempts: {reason(failure)}"
+            raise ConnectionFailedError(words) from failure
         await asyncio.sleep(backoff.delay(failures))

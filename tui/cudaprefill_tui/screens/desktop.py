@@ -79,6 +79,10 @@ class DesktopScreen(ChatCommands, EngineCommands):
             self._keep(link)
         self.tick(at_once=True)
 
+    async def detach(self, url: str) -> None:
+        await self.session.detach(url)
+        self.tick(at_once=True)
+
     @work(group="links")
     async def _keep(self, link: EngineLink) -> None:
         await link.run()
