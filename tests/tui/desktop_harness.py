@@ -16,6 +16,7 @@ from cudaprefill_tui.screens.desktop import DesktopScreen
 from cudaprefill_tui.session import Session
 from cudaprefill_tui.widgets.conversation_view import ConversationView
 from tests.tui.fake_link import FakeLink
+from tests.tui.synthetic import SyntheticEngine
 
 PATIENCE = 500  # times a fiftieth of a second
 
@@ -96,3 +97,19 @@ async def desktop(
     async with app.run_test(size=size, notifications=True) as pilot:
         await pilot.pause()
         yield Desktop(app, pilot, path)
+
+
+def feed(desk: Desktop, steps: int = 5) -> SyntheticEngine:
+    """Streams that decode, a long prompt among them, and one that finished."""
+    engine = SyntheticEngine(num_blocks=400, budget=96, cap=40, max_num_seqs=16)
+    for place in range(4):
+        engine.submit(90, 40, document=place)
+    for _ in range(6):
+        engine.step()
+    desk.link.apply(engine.snapshot())
+    engine.submit(200, 30, document=9)
+    for _ in range(steps):
+        engine.step()
+        desk.link.apply(engine.update())
+    desk.screen.tick(at_once=True)
+    return engine

@@ -168,8 +168,7 @@ def ways(command: Command) -> list[str]:
 
 async def by(way: str, command: Command, desk: Desktop) -> None:
     if way == "menu":
-        menus = [menu.label for menu in desk.screen.menu_bar.menus]
-        await desk.press("f10", *["right"] * menus.index(MENUS[command.menu]), mnemonic(command.label))
+        await desk.press(f"alt+{mnemonic(MENUS[command.menu])}", mnemonic(command.label))
     elif way == "palette":
         hits = [hit async for hit in CommandProvider(desk.screen).search(f"{command.menu}: {command.title}")]
         await max(hits, key=lambda hit: hit.score).command()

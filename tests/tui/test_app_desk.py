@@ -13,7 +13,7 @@ from cudaprefill_tui.preferences import load_preferences
 from cudaprefill_tui.widgets.answer_markdown import PAGE_LINES, AnswerMarkdown
 from cudaprefill_tui.widgets.chat_turn import TurnView
 from cudaprefill_tui.widgets.pane import Line
-from tests.tui.desktop_harness import desktop
+from tests.tui.desktop_harness import desktop, feed
 
 SIZES = {(200, 60): "wide", (120, 40): "desktop", (80, 24): "desktop", (60, 24): "tabs", (20, 5): "too-small"}
 
@@ -120,5 +120,23 @@ def test_a_pane_that_comes_into_sight_shows_what_there_is_at_once(tmp_path: Path
             await desk.press("f8")
             budget = desk.screen.query_one("#now-max_num_batched_tokens", Line)
             await desk.until(lambda: "now 512 tokens a step" in str(budget.content))
+
+    asyncio.run(main())
+
+
+def test_the_newest_step_stays_in_sight_through_every_size(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path) as desk:
+            engine, steps = feed(desk, 60), desk.screen.desk.steps
+            for size in ((80, 24), (200, 60), (80, 24), (120, 40)):
+                resizing = asyncio.create_task(desk.pilot.resize_terminal(*size))
+                for _ in range(30):  # steps come while the screen is laid out anew
+                    engine.step()
+                    desk.link.apply(engine.update())
+                    desk.screen.tick(at_once=True)
+                    await asyncio.sleep(0.005)
+                await resizing
+                await desk.until(lambda: steps.list.scroll_offset.y == steps.list.max_scroll_y)
+                assert steps.list.following
 
     asyncio.run(main())

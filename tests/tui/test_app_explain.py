@@ -8,28 +8,12 @@ from pathlib import Path
 from textual.widgets import Static
 
 from cudaprefill_tui.engine_link import LinkError
-from tests.tui.desktop_harness import Desktop, desktop
+from tests.tui.desktop_harness import Desktop, desktop, feed
 from tests.tui.fake_link import FakeLink
-from tests.tui.synthetic import SyntheticEngine
 
 
 def shown(desk: Desktop) -> str:
     return "\n".join(str(widget.content) for widget in desk.app.screen.query(".body Static").results(Static))
-
-
-def feed(desk: Desktop) -> None:
-    """Streams that decode, a long prompt among them, and one that finished."""
-    engine = SyntheticEngine(num_blocks=400, budget=96, cap=40, max_num_seqs=16)
-    for place in range(4):
-        engine.submit(90, 40, document=place)
-    for _ in range(6):
-        engine.step()
-    desk.link.apply(engine.snapshot())
-    engine.submit(200, 30, document=9)
-    for _ in range(5):
-        engine.step()
-        desk.link.apply(engine.update())
-    desk.screen.tick(at_once=True)
 
 
 async def go_to(desk: Desktop, name: str) -> None:

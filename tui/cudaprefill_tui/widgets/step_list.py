@@ -192,8 +192,13 @@ class StepList(LineView):
         return low if found else None
 
     def on_resize(self, event: events.Resize) -> None:
+        if self.following:
+            self.call_after_refresh(self._stay_at_end)
+
+    def _stay_at_end(self) -> None:
+        """Where the end is, is known only after the lines were laid out."""
         if self.cursor is None and not self.paused:
-            self.call_after_refresh(self.scroll_to_line, self.max_scroll_y)
+            self.scroll_to_line(self.max_scroll_y)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
