@@ -38,4 +38,4 @@ def serving(*flags: str) -> Iterator[str]:
             process.kill()
             raise
         process.stdout.close()
-    assert status == 0
+    assert status == 0, f"the server ended with {status}"
