@@ -38,7 +38,15 @@ class AnswerMarkdown(Vertical):
         blocks = parse_blocks(self._tail)
         if self._tail.count("\n") > PAGE_LINES:
             blocks = await self._close_page(blocks)
-        self._page.update(join_blocks(blocks))
+        self._show(self._page, join_blocks(blocks))
+
+    def _show(self, page: Static, content: Content) -> None:
+        """The screen is laid out anew only when the page gets longer: most words end in the line they began in."""
+        page.update(content, layout=False)
+        page.clear_cached_dimensions()
+        size = page.content_size
+        if page.get_content_height(size, self.screen.size, size.width) != size.height:
+            page.refresh(layout=True)
 
     async def _close_page(self, blocks: list[Block]) -> list[Block]:
         """All blocks but the last, or all whole lines of one long piece of code, stay; returns the rest."""
