@@ -106,8 +106,9 @@ def measure(flags: argparse.Namespace, sizes: Sizes, chosen: list[Engine], found
     seed = random.SystemRandom().randrange(2**32)
 
     def fail(each: RunningEngine, error: Exception) -> None:
-        say(f"{each.engine.title} failed: {error}")
-        found.absent[each.engine.title] = f"it failed: {str(error).splitlines()[0]}"
+        reason = (str(error) or repr(error)).splitlines()[0]
+        say(f"{each.engine.title} failed: {reason}")
+        found.absent[each.engine.title] = f"it failed: {reason}"
         each.stop()
 
     try:

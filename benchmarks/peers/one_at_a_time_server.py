@@ -86,6 +86,10 @@ def make_handler(generate: Generate, name: str) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128  # connections that may come at once; the standard library's 5 resets the others
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=ENGINES)
@@ -94,7 +98,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     flags = parser.parse_args()
     handler = make_handler(ENGINES[flags.engine](flags.model, flags.threads), flags.engine)
-    ThreadingHTTPServer(("127.0.0.1", flags.port), handler).serve_forever()
+    Server(("127.0.0.1", flags.port), handler).serve_forever()
 
 
 if __name__ == "__main__":
