@@ -16,8 +16,8 @@
 namespace cudaprefill::cpu {
 namespace {
 
-// How long a worker looks out for the next region before it goes to sleep: about the time between two ops of a forward
-// pass. Longer, and it would take a core from the thread that serves clients.
+// How long a worker looks out for the next region before it goes to sleep, so that waking it is not the price of every
+// op. While it does, it takes a core from the thread that serves clients. Other lengths have not been tried.
 constexpr auto kLookout = std::chrono::microseconds(60);
 
 inline void pause() {

@@ -1,10 +1,10 @@
 // The threads that the CPU kernels share their work with.
 //
 // A decode step opens some two hundred parallel regions of a few microseconds. A barrier at the end of each, as OpenMP
-// has it, waits for every worker to come by, even one that a busy system has not let run yet: with one other program at
-// work on every core a step takes a hundred times as long. Here nobody waits for a worker that has not come: whoever
-// has opened a region takes all items that are left, and at the end waits only for items that others are in the middle
-// of.
+// has it, waits for every worker to come by, even one that a busy system has not let run yet. Here nobody waits for a
+// worker that has not come: whoever has opened a region takes all items that are left, and at the end waits only for
+// items that others are in the middle of. The slowest of 40 decode steps on two cores, beside two and five programs
+// that never sleep: 270 and 508 ms with OpenMP, 23 and 83 ms with this.
 #pragma once
 
 #include <cstdint>

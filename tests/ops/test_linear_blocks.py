@@ -38,7 +38,7 @@ def test_dequantised_rows_are_those_of_the_gguf_package(block_format: int) -> No
 
 
 @pytest.mark.parametrize("block_format", FORMATS)
-@pytest.mark.parametrize("num_rows", [1, 2, 6, 7, 24, 25, 64, 65, 200])
+@pytest.mark.parametrize("num_rows", [1, 2, 6, 7, 12, 13, 24, 25, 40, 41, 64, 65, 200])
 def test_sizes_of_a_small_model(num_rows: int, block_format: int) -> None:
     for num_outputs, num_inputs in [(960, 768), (576, 1536)]:
         check(num_rows, random_blocks(block_format, num_outputs, num_inputs), block_format, None)
