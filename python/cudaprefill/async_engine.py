@@ -49,6 +49,7 @@ class AsyncEngine:
         self._streams: dict[str, AsyncRequestStream] = {}
         self.events = EventHub(self._loop, self._listen)
         self._engine = EngineThread(parts.engine, self.events.hand_over)
+        self.adapters = parts.input_processor.adapters
         self._trace = parts.trace
         if self._trace is not None:
             self.events.subscribe(self._trace.record_all)
@@ -71,12 +72,14 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         arrival_time: float | None = None,
         executor: Executor | None = None,
     ) -> AsyncRequestStream:
         """Continues a prompt. Raises ValueError saying what is wrong with it.
 
         request_id: one of the caller's own; None: a new one.
+        adapter: the name of one that is loaded.
         arrival_time: when the request was received, by time.monotonic(); None: now.
         executor: where the prompt is tokenized; None: the event loop's default.
 
@@ -91,6 +94,7 @@ class AsyncEngine:
             priority=priority,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
         request, text = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, text)
@@ -103,6 +107,7 @@ class AsyncEngine:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         arrival_time: float | None = None,
         executor: Executor | None = None,
     ) -> AsyncRequestStream:
@@ -115,6 +120,7 @@ class AsyncEngine:
             priority=priority,
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
         request = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, None)

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cudaprefill.presets import PRESETS
@@ -58,6 +58,7 @@ class EngineConfig:
     trace: str | os.PathLike[str] | None = None  # file that every event is written to; None: no trace
     trace_file_size: int = 256 * 2**20  # bytes after which another file of the trace is begun
     trace_files: int = 4  # of these the latest are kept
+    adapters: Mapping[str, str | os.PathLike[str]] = field(default_factory=dict)  # name: folder, as PEFT saves it
     otlp_traces_endpoint: str | None = None  # URL that OpenTelemetry spans of requests are sent to; None: no spans
 
     def __post_init__(self) -> None:
@@ -65,6 +66,11 @@ class EngineConfig:
             raise ValueError(f"model must be a path, got {self.model!r}")
         if not isinstance(self.trace, (str, os.PathLike, type(None))):
             raise ValueError(f"trace must be a path, got {self.trace!r}")
+        if not isinstance(self.adapters, Mapping):
+            raise ValueError(f"adapters must map names to folders, got {self.adapters!r}")
+        for name, folder in self.adapters.items():
+            if not isinstance(folder, (str, os.PathLike)):
+                raise ValueError(f"the folder of adapter {name!r} must be a path, got {folder!r}")
         if not isinstance(self.otlp_traces_endpoint, (str, type(None))):
             raise ValueError(f"otlp_traces_endpoint must be a URL, got {self.otlp_traces_endpoint!r}")
         if self.preset is not None and self.preset not in PRESETS:

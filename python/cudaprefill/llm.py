@@ -55,6 +55,7 @@ class LLM:
         self.info: EngineInfo = parts.info
         self.tokenizer = parts.tokenizer
         self._input_processor = parts.input_processor
+        self._adapters = parts.input_processor.adapters
         self._trace = parts.trace
         self._log: ExplainLog | None = None
         listeners: list[Listener] = [] if self._trace is None else [self._trace.record]
@@ -71,18 +72,24 @@ class LLM:
         self._ids = itertools.count()
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, *, progress: Progress | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        adapter: str | None = None,
+        progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Continues each prompt: text, token ids, or a dict with `prompt` or `prompt_token_ids` and maybe `cache_salt`.
 
-        One SamplingParams for all or one each. `progress` gets requests done and in all.
+        One SamplingParams for all or one each. `adapter`: the name of one that is loaded, for all of them.
+        `progress` gets requests done and in all.
         Raises ValueError naming the prompt that is wrong, before any is run, and QueueFullError if there are more
         prompts than max_num_queued_reqs allows; the others are aborted then.
         """
         requests = []
         for number, (prompt, params) in enumerate(_paired(_listed(prompts), sampling_params, "prompts")):
             with _naming(f"prompt {number}"):
-                requests.append(self._input_processor.process_prompt(self._new_id(), prompt, params))
+                requests.append(self._input_processor.process_prompt(self._new_id(), prompt, params, adapter=adapter))
         return self._run(requests, progress)
 
     def chat(
@@ -90,6 +97,7 @@ class LLM:
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
         *,
+        adapter: str | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
         """Answers one conversation, or each of several, through the model's chat template. Otherwise as `generate`."""
@@ -100,18 +108,40 @@ class LLM:
         requests: list[tuple[Request, str | None]] = []
         for number, (messages, params) in enumerate(_paired(listed, sampling_params, "conversations")):
             with _naming(f"conversation {number}"):
-                requests.append((self._input_processor.process_chat(self._new_id(), messages, params), None))
+                request = self._input_processor.process_chat(self._new_id(), messages, params, adapter=adapter)
+                requests.append((request, None))
         return self._run(requests, progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestStream:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> RequestStream:
         """Continues one prompt; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
         params = SamplingParams() if sampling_params is None else sampling_params
-        return self._submit(*self._input_processor.process_prompt(self._new_id(), prompt, params))
+        return self._submit(*self._input_processor.process_prompt(self._new_id(), prompt, params, adapter=adapter))
 
-    def stream_chat(self, messages: Sequence[Message], sampling_params: SamplingParams | None = None) -> RequestStream:
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> RequestStream:
         """Answers one conversation; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
         params = SamplingParams() if sampling_params is None else sampling_params
-        return self._submit(self._input_processor.process_chat(self._new_id(), messages, params), None)
+        request = self._input_processor.process_chat(self._new_id(), messages, params, adapter=adapter)
+        return self._submit(request, None)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of those that are loaded."""
+        return self._adapters.names
+
+    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Reads an adapter as PEFT saves it. Raises AdapterError saying what is wrong, or that the name is taken."""
+        self._adapters.load(name, folder)
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuses new requests for the adapter at once, and returns when the last running one has ended.
+
+        Raises UnknownAdapterError.
+        """
+        self._adapters.unload(name).result()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""

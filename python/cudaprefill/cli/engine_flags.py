@@ -20,6 +20,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--model", metavar="PATH", help="Hugging Face folder or GGUF file (default: the packaged SmolLM2-135M-Instruct)"
     )
+    add(
+        "--adapter",
+        action="append",
+        dest="adapters",
+        metavar="NAME=DIR",
+        help="an adapter as PEFT saves it, which requests name as their model; repeatable",
+    )
     add("--dtype", choices=DTYPES, default="auto", help="of weights and activations (default: %(default)s)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--block-size", type=int, choices=BLOCK_SIZES, default=16, help="KV slots of a block (default: %(default)s)")
@@ -83,7 +90,20 @@ def preset_line(config: EngineConfig, device: str) -> str | None:
 
 def engine_config(flags: argparse.Namespace) -> EngineConfig:
     """Raises ValueError naming the setting that is wrong."""
-    return EngineConfig(**{field.name: getattr(flags, field.name) for field in fields(EngineConfig)})
+    settings = {field.name: getattr(flags, field.name) for field in fields(EngineConfig)}
+    return EngineConfig(**settings | {"adapters": _adapters(flags.adapters or [])})
+
+
+def _adapters(flags: list[str]) -> dict[str, str]:
+    adapters: dict[str, str] = {}
+    for flag in flags:
+        name, separator, folder = flag.partition("=")
+        if not (name and separator and folder):
+            raise ValueError(f"--adapter must be NAME=DIR, got {flag!r}")
+        if name in adapters:
+            raise ValueError(f"--adapter {name} is given twice: {adapters[name]} and {folder}")
+        adapters[name] = folder
+    return adapters
 
 
 def count(text: str) -> int:

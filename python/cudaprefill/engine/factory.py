@@ -13,6 +13,7 @@ import torch
 
 import cudaprefill
 from cudaprefill import ops
+from cudaprefill.adapters import AdapterRegistry, AdapterTarget
 from cudaprefill.config import EngineConfig, format_bytes
 from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
 from cudaprefill.engine.dry_run import DryRun
@@ -126,6 +127,17 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     model = load_model(path, config.dtype, device, progress, max_model_len)
 
     kv_dtype = model.activation_dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
+    adapters = AdapterRegistry(
+        AdapterTarget(
+            model=model_config,
+            device=device,
+            activation_dtype=model.activation_dtype,
+            kv_dtype=kv_dtype,
+            max_model_len=max_model_len,
+        )
+    )
+    for name, folder in config.adapters.items():
+        adapters.load(name, folder)
     shape = (model_config.num_kv_heads, config.block_size, model_config.head_size)
     block_bytes = KVCache.block_bytes(model_config.num_layers, *shape, kv_dtype)
     if device.type == "cpu":
@@ -168,7 +180,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     )
     return EngineParts(
         engine=engine,
-        input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, scheduler_config),
+        input_processor=InputProcessor(tokenizer, eos_token_ids, model_config.vocab_size, scheduler_config, adapters),
         tokenizer=tokenizer,
         info=info,
         trace=None if config.trace is None else _open_trace(config, engine, info),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cudaprefill.adapters import AdapterRegistry
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.sampling_params import SamplingParams, show
@@ -29,6 +30,7 @@ class InputProcessor:
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     limits: SchedulerConfig
+    adapters: AdapterRegistry = dataclasses.field(default_factory=AdapterRegistry)
     grammars: Grammars = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,14 +45,15 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> tuple[Request, str | None]:
-        """The request, and the prompt's text where it was given as text."""
+        """The request, and the prompt's text where it was given as text. `adapter`: the name of one that is loaded."""
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         text, token_ids, own_salt = self._parse(prompt)
         if own_salt is not None and cache_salt is not None:
             raise ValueError("cache_salt is given twice: in the prompt and beside it")
         cache_salt = cache_salt if own_salt is None else own_salt
-        request = self._request(request_id, token_ids, params, priority, arrival_time, cache_salt)
+        request = self._request(request_id, token_ids, params, priority, arrival_time, cache_salt, adapter)
         return request, text
 
     def process_chat(
@@ -62,11 +65,12 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         cache_salt: str | None = None,
+        adapter: str | None = None,
     ) -> Request:
         """`messages` through the model's chat template, with the opening of the answer behind them."""
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
         token_ids = self.tokenizer.encode_chat(messages)
-        return self._request(request_id, token_ids, params, priority, arrival_time, cache_salt)
+        return self._request(request_id, token_ids, params, priority, arrival_time, cache_salt, adapter)
 
     def _parse(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
         cache_salt = None
@@ -103,6 +107,7 @@ class InputProcessor:
         priority: int,
         arrival_time: float,
         cache_salt: str | None,
+        adapter_name: str | None,
     ) -> Request:
         if not isinstance(request_id, str) or not request_id:
             raise ValueError(f"request_id must be a string that is not empty, got {show(request_id)}")
@@ -111,6 +116,7 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         params.validate_for(self.vocab_size)
+        adapter = None if adapter_name is None else self.adapters.get(adapter_name)
         self.limits.refuse_impossible(len(token_ids), params.n)
         if max(token_ids) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
             raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
@@ -121,6 +127,8 @@ class InputProcessor:
         structured = params.structured_outputs
         grammar = None if structured is None else self.grammars.compile(structured)
         extra_keys = [("cache_salt", cache_salt.encode())] if cache_salt else []
+        if adapter is not None:
+            extra_keys.append(adapter.extra_key)
         if params.prompt_logprobs is not None:  # a block found in the cache has none, so such a prompt shares none
             extra_keys.append(("prompt_logprobs", secrets.token_bytes(16)))
         tokenized_time = time.monotonic()
@@ -134,6 +142,7 @@ class InputProcessor:
                 tokenized_time=tokenized_time,
                 priority=priority,
                 extra_keys=tuple(extra_keys),
+                adapter=adapter,
                 grammar=grammar,
             )
             for index in range(params.n)

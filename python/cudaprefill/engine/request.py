@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cudaprefill._core import RequestTable
+    from cudaprefill.adapters import Adapter
     from cudaprefill.sampling_params import SamplingParams
     from cudaprefill.text.grammar import Grammar
 
@@ -45,6 +46,7 @@ class Request:
     tokenized_time: float | None = None
     priority: int = 0
     extra_keys: tuple[tuple[str, bytes], ...] = ()
+    adapter: Adapter | None = None
     grammar: Grammar | None = None  # that the text of its output follows
     siblings: list[Request] = field(default_factory=list)
 

@@ -114,6 +114,8 @@ class Scheduler:
         if limit is not None and len(self._waiting) >= limit + free_seats:
             beside = f" and {free_seats} seats are free" if free_seats else ""
             raise QueueFullError(f"{len(self._waiting)} requests are waiting, max_num_queued_reqs is {limit}{beside}")
+        if request.adapter is not None:
+            request.adapter.begin_uses(1 + len(request.siblings))
         for member in (request, *request.siblings):
             member.order = (request.priority, request.arrival_time, next(self._arrivals))
             self._requests[member.request_id] = member
@@ -172,6 +174,8 @@ class Scheduler:
         request.finish_reason = reason
         request.stop_reason = stop_reason
         del self._requests[request.request_id]
+        if request.adapter is not None:
+            request.adapter.end_use()
         if self._ended_in_step is None:
             self._tell_finished(request, tokens)
         else:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from cudaprefill.models.errors import UnsupportedModelError
 
 
 class Fields:
     """Values by key; null counts as absent, and what is absent without a default is an error."""
+
+    error: ClassVar[type[ValueError]] = UnsupportedModelError
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
@@ -22,19 +24,19 @@ class Fields:
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._required(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise UnsupportedModelError(f"{self.where}: {key} must be an integer of at least {minimum}, got {value!r}")
+            raise self.error(f"{self.where}: {key} must be an integer of at least {minimum}, got {value!r}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._required(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise UnsupportedModelError(f"{self.where}: {key} must be a number above 0, got {value!r}")
+            raise self.error(f"{self.where}: {key} must be a number above 0, got {value!r}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._required(key, default)
         if not isinstance(value, bool):
-            raise UnsupportedModelError(f"{self.where}: {key} must be true or false, got {value!r}")
+            raise self.error(f"{self.where}: {key} must be true or false, got {value!r}")
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -43,12 +45,12 @@ class Fields:
         if value is not None and value not in allowed:
             raise self.unsupported(key, value, *allowed)
 
-    def unsupported(self, key: str, value: object, *allowed: Any) -> UnsupportedModelError:
+    def unsupported(self, key: str, value: object, *allowed: Any) -> ValueError:
         remedy = f", only {' or '.join(map(repr, allowed))}" if allowed else ""
-        return UnsupportedModelError(f"{self.where}: {key} = {value!r} is not supported{remedy}")
+        return self.error(f"{self.where}: {key} = {value!r} is not supported{remedy}")
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)
         if value is None:
-            raise UnsupportedModelError(f"{self.where}: {key} is missing")
+            raise self.error(f"{self.where}: {key} is missing")
         return value

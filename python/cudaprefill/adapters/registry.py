@@ -1,0 +1,78 @@
+"""Which adapters are loaded, by name."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+
+from torch import Tensor
+
+from cudaprefill.adapters.adapter import Adapter, AdapterTarget
+from cudaprefill.adapters.config import AdapterFields
+from cudaprefill.adapters.errors import AdapterError, UnknownAdapterError
+from cudaprefill.adapters.files import read_config, read_tensors
+
+# Makes an adapter of a name, its folder, its configuration and its tensors, or raises AdapterError.
+Loader = Callable[[str, Path, AdapterFields, Mapping[str, Tensor], AdapterTarget], Adapter]
+
+LOADERS: dict[str, Loader] = {}
+
+
+class AdapterRegistry:
+    """May be called from any thread. Loading reads files: call it where that may take its time."""
+
+    def __init__(self, target: AdapterTarget | None = None) -> None:
+        """None: there is no model that an adapter could fit."""
+        self.target = target
+        self._lock = threading.Lock()
+        self._adapters: dict[str, Adapter] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they were loaded."""
+        return list(self._adapters)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._adapters
+
+    def get(self, name: str) -> Adapter:
+        """Raises UnknownAdapterError."""
+        adapter = self._adapters.get(name)
+        if adapter is None:
+            raise UnknownAdapterError(f"no adapter {name!r} is loaded")
+        return adapter
+
+    def load(self, name: str, folder: str | os.PathLike[str]) -> Adapter:
+        """Reads an adapter. Raises AdapterError saying what is wrong, or that the name is taken."""
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise AdapterError(f"the name of an adapter must be printable and not empty, got {name!r}")
+        if self.target is None:
+            raise AdapterError("this engine takes no adapters")
+        self._refuse_taken(name)
+        path = Path(folder)
+        fields = AdapterFields(read_config(path))
+        loader = LOADERS.get(fields.peft_type)
+        if loader is None:
+            raise AdapterError(f"adapters of the type {fields.peft_type} are not served, only {', '.join(LOADERS)}")
+        adapter = loader(name, path, fields, read_tensors(path), self.target)
+        with self._lock:
+            self._refuse_taken(name)
+            self._adapters[name] = adapter
+        return adapter
+
+    def unload(self, name: str) -> Future[None]:
+        """New requests are refused from now on; the result comes when the last one that uses it has ended.
+
+        Raises UnknownAdapterError. The name is free at once.
+        """
+        with self._lock:
+            adapter = self.get(name)
+            del self._adapters[name]
+        return adapter.unload()
+
+    def _refuse_taken(self, name: str) -> None:
+        if name in self._adapters:
+            raise AdapterError(f"an adapter {name!r} is loaded already, from {self._adapters[name].folder}")
