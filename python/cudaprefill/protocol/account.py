@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 PartKind = Literal[
-    "tokenizing",  # received until the prompt was tokens
+    "tokenizing",  # from its first byte until the prompt was tokens; on a websocket, its turn too
     "handing over",  # until the engine took it, between two steps
     "queued",  # until it was admitted; once for each reason
     "preempted",  # as queued, but after its blocks were taken away

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from cudaprefill.server.body import parse_off_the_loop, read_body
 from cudaprefill.server.disconnect import until_gone
 from cudaprefill.server.errors import as_api_error
+from cudaprefill.server.http_protocol import received_time
 from cudaprefill.server.state import ServerState
 
 Fields = TypeVar("Fields", bound=BaseModel)
@@ -29,7 +29,7 @@ class Call(Generic[Fields]):
 
     state: ServerState
     fields: Fields
-    arrival_time: float  # seconds, time.monotonic(), before its body was read
+    arrival_time: float  # seconds, time.monotonic(): when its first byte was read
     size: int  # bytes of its body
 
     @property
@@ -43,7 +43,7 @@ def json_endpoint(model: type[Fields], answer: Callable[[Call[Fields]], Coroutin
 
     async def handle(request: Request) -> Response:
         state: ServerState = request.app.state.server
-        arrival_time = time.monotonic()
+        arrival_time = received_time(request)
         body = await read_body(request, state.config.max_body_size)
         fields = await parse_off_the_loop(state, body, model)
         try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_SIZE = 64 * 1024  # bytes of a request's line and headers, and of what else is no body
 MAX_PIPELINED = 16  # requests that are read ahead of the answers to earlier ones
+_RECEIVED = "received"  # in the scope's state
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -29,6 +32,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_is_done = False
         super().on_message_begin()
+        self.scope["state"][_RECEIVED] = time.monotonic()
 
     def on_headers_complete(self) -> None:
         self._head_is_done = True
@@ -56,3 +60,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._beside_body > MAX_HEAD_SIZE and not self.transport.is_closing():
             self.send_400_response(f"The head of the request is longer than {MAX_HEAD_SIZE} bytes.")
+
+
+def received_time(request: HTTPConnection) -> float:
+    """When the first byte of a request was read, seconds of time.monotonic(); now, where another protocol read it."""
+    received: float = getattr(request.state, _RECEIVED, None) or time.monotonic()
+    return received

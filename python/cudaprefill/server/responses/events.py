@@ -37,6 +37,10 @@ class EventSequence:
     def begun(self) -> bool:
         return self._number > 0
 
+    @property
+    def has_tokens(self) -> bool:
+        return self._added
+
     def begin(self) -> list[wire.ResponseEvent]:
         return [
             wire.ResponseCreated(**self._head(), response=self.response),

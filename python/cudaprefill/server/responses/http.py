@@ -14,6 +14,7 @@ from cudaprefill.server.body import SMALL_BODY, read_body
 from cudaprefill.server.disconnect import until_gone
 from cudaprefill.server.endpoint import REQUEST_MODELS
 from cudaprefill.server.errors import ApiError
+from cudaprefill.server.http_protocol import received_time
 from cudaprefill.server.responses.errors import response_error
 from cudaprefill.server.responses.parse import parse_body
 from cudaprefill.server.responses.service import ResponsesService, RunningResponse
@@ -23,11 +24,12 @@ from cudaprefill.server.sse import EventStream
 async def create_response(request: Request) -> HttpResponse:
     """A response to an input: whole, or as server-sent events."""
     service = ResponsesService.of(request)
+    arrival_time = received_time(request)
     body = await read_body(request, service.state.config.max_body_size)
     running: RunningResponse | None = None
     try:
         asked = await _off_the_loop(service, body)
-        running = service.start(asked, len(body))
+        running = service.start(asked, len(body), arrival_time)
         if asked.stream is not True:
             response = await until_gone(request.receive, _last(running))
             running.close()
@@ -80,7 +82,7 @@ async def cancel_response(request: Request) -> HttpResponse:
 
 async def _last(running: RunningResponse) -> Response:
     """Raises what ended a response that failed."""
-    async for _ in running.events(until_admitted=True):
+    async for _ in running.events(until_admitted=True, streamed=False):
         pass
     if running.error is not None:
         raise running.error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -59,15 +58,21 @@ class ResponsesService:
         return service
 
     def start(
-        self, body: ResponseBody, size: int, stream_id: str | None = None, session_store: ResponseStore | None = None
+        self,
+        body: ResponseBody,
+        size: int,
+        arrival_time: float,
+        stream_id: str | None = None,
+        session_store: ResponseStore | None = None,
     ) -> RunningResponse:
         """Raises ApiError. The caller must `close` what it gets.
 
         size: of the message that asked for it, in bytes.
+        arrival_time: when that was received, seconds of time.monotonic().
         session_store: keeps what is not to be kept for everybody (`store: false`), for as long as a connection lasts.
         """
         response = new_response(body, require_model(self.state, body.model))
-        return RunningResponse(self, body, size, response, stream_id, session_store)
+        return RunningResponse(self, body, size, arrival_time, response, stream_id, session_store)
 
     def find(self, response_id: str, session_store: ResponseStore | None) -> StoredTurn:
         """Raises ApiError with OpenAI's code for a turn that cannot be gone on from."""
@@ -97,6 +102,7 @@ class RunningResponse:
         service: ResponsesService,
         body: ResponseBody,
         size: int,
+        arrival_time: float,
         response: Response,
         stream_id: str | None,
         session_store: ResponseStore | None,
@@ -108,7 +114,7 @@ class RunningResponse:
         self._executor = service.state.executor_for(size)
         self.error: Exception | None = None
         self.ended = asyncio.Event()
-        self._arrival = time.monotonic()
+        self._arrival_time = arrival_time
         self._sequence = EventSequence(response, stream_id)
         self._stream: AsyncRequestStream | None = None
         self._cancelled = False
@@ -134,11 +140,14 @@ class RunningResponse:
         self._admission.close()
         self.ended.set()
 
-    async def events(self, *, until_admitted: bool = False) -> AsyncGenerator[ResponseEvent, None]:
+    async def events(
+        self, *, until_admitted: bool = False, streamed: bool = True
+    ) -> AsyncGenerator[ResponseEvent, None]:
         """Raises ValueError, ApiError or EngineDeadError before the first event, never later.
 
         until_admitted: begin when the engine has taken the request, which may be a step later, and raise
             QueueFullError where it does not. Else what the engine refuses is a response that failed.
+        streamed: each event is written to the client before the next one is asked for.
         """
         turn, stream = await self._submit()
         deltas = stream.merged(self._service.state.config.max_unread_output)
@@ -152,8 +161,11 @@ class RunningResponse:
             delta = await first
             while delta is not None:
                 if self._body.generate is not False:
+                    is_first = not self._sequence.has_tokens
                     for event in self._sequence.add(delta, self._body.top_logprobs):
                         yield event
+                    if is_first and streamed:
+                        self._service.state.on_first_sent(self.id)
                 delta = await anext(deltas, None)
             self._service.state.raise_for_abort(stream.output.outputs[0].finish_reason)
             last = self._end(turn, stream)
@@ -179,7 +191,7 @@ class RunningResponse:
             request_id=self.id,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt,
-            arrival_time=self._arrival,
+            arrival_time=self._arrival_time,
             executor=self._executor,
         )
         if self._cancelled:

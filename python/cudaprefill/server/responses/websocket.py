@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -70,7 +71,7 @@ class Session:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return
-                await self._take(message.get("text"))
+                await self._take(message.get("text"), time.monotonic())
         except ClientGoneError:
             pass
         finally:
@@ -81,7 +82,7 @@ class Session:
                 for running in lane:
                     running.close()
 
-    async def _take(self, text: str | None) -> None:
+    async def _take(self, text: str | None, arrival_time: float) -> None:
         """What cannot be understood is answered with one error event."""
         stream_id: str | None = None
         try:
@@ -94,13 +95,14 @@ class Session:
             if not isinstance(kind, str) or kind not in CLIENT_MESSAGES:
                 raise ProtocolError(f"type must be one of {', '.join(CLIENT_MESSAGES)}, got {show(kind)}", "type")
             if kind == "response.create":
-                self._create(await self._off_the_loop(parse_create, fields, len(text)), len(text))
+                create = await self._off_the_loop(parse_create, fields, len(text))
+                self._create(create, len(text), arrival_time)
             else:
                 self._cancel(build(ResponseCancel, fields))
         except Exception as error:
             await self._refuse(error, stream_id)
 
-    def _create(self, create: ResponseCreate, size: int) -> None:
+    def _create(self, create: ResponseCreate, size: int, arrival_time: float) -> None:
         under_way = sum(map(len, self._lanes.values()))
         if under_way >= self._max_responses:
             raise ApiError(
@@ -116,7 +118,7 @@ class Session:
                 param="stream_id",
                 code="response_in_progress",
             )
-        running = self._service.start(create, size, create.stream_id, self._store)
+        running = self._service.start(create, size, arrival_time, create.stream_id, self._store)
         if lane is not None:
             lane.append(running)
             return
