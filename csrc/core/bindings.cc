@@ -168,6 +168,7 @@ void bind_request_table(py::module_& m) {
       .def("fork", &RequestTable::fork, py::arg("row"))
       .def("remove", &RequestTable::remove, py::arg("row"))
       .def("admit", &RequestTable::admit, py::arg("row"), py::arg("headroom") = 0)
+      .def("give", &RequestTable::give, py::arg("row"), py::arg("num_tokens"))
       .def("reserve", &RequestTable::reserve, py::arg("row"), py::arg("num_tokens"))
       .def(
           "reserve_decodes",

@@ -169,6 +169,24 @@ bool RequestTable::own_last_block(RequestRow& request) {
   return true;
 }
 
+void RequestTable::give(Row row, int32_t num_tokens) {
+  RequestRow& request = live_row(row);
+  const int32_t size = pool_.block_size();
+  const int32_t num_blocks = static_cast<int32_t>(request.blocks.size());
+  const int32_t taken = blocks_for(num_tokens, size) - num_blocks;
+  // An admission promises its blocks, and nobody has taken any since.
+  if (request.num_scheduled > 0 || request.num_computed != num_blocks * size || num_tokens <= request.num_computed ||
+      num_tokens >= request.num_tokens() || taken > request.num_promised || taken > pool_.num_available()) {
+    throw std::logic_error("row " + std::to_string(row) + " cannot be given " + std::to_string(num_tokens) +
+                           " tokens: it has " + std::to_string(request.num_tokens()) + " and computed " +
+                           std::to_string(request.num_computed) + ", and " + std::to_string(request.num_promised) +
+                           " blocks are promised to it");
+  }
+  for (int32_t i = 0; i < taken; ++i) request.blocks.push_back(pool_.allocate());
+  set_promised(request, request.num_promised - taken);
+  request.num_computed = num_tokens;
+}
+
 int32_t RequestTable::reserve(Row row, int32_t num_tokens) {
   RequestRow& request = live_row(row);
   if (num_tokens < 1 || request.num_scheduled > 0 || num_tokens > request.num_tokens() - request.num_computed) {

@@ -55,7 +55,7 @@ struct BlockInfo {
 // One request. Its tokens are [0, num_computed) with KV in `blocks`, [.., + num_scheduled) being computed by the step
 // in flight, and the rest known but not computed: the prompt's remainder, or the token that was sampled last.
 struct RequestRow {
-  std::vector<TokenId> token_ids;  // prompt and output
+  std::vector<TokenId> token_ids;  // prompt and output; those below zero are virtual, and no token of a vocabulary
   std::vector<BlockId> blocks;     // the block table
   int32_t num_prompt_tokens = 0;
   int32_t num_computed = 0;
@@ -77,6 +77,7 @@ struct RequestRow {
 };
 
 // Rows of requests over one block pool. A step is:
+//     admit, give                 hits, and tokens whose KV is not computed but given
 //     reserve / reserve_decodes   blocks for what the step computes
 //     (the batch builder reads the rows, the model runs)
 //     complete                    the reserved tokens now have KV: full blocks are published
@@ -97,6 +98,9 @@ class RequestTable {
   // Holds the row's cached prefix and promises it the blocks of all its other tokens, if these leave `headroom` of the
   // available ones untouched. At least one token is left to compute.
   Admission admit(Row row, int32_t headroom);
+  // Takes blocks for the first `num_tokens` tokens of a row that was just admitted, which holds fewer by its hits. They
+  // count as computed: the caller writes their KV before the step's, and not all of the row's tokens are given so.
+  void give(Row row, int32_t num_tokens);
   // Takes blocks for the next `num_tokens` tokens, as far as there are any, and schedules the tokens that have a slot.
   // Returns how many. A shared block that would be written is replaced by a copy.
   int32_t reserve(Row row, int32_t num_tokens);

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cudaprefill.adapters.errors import AdapterError, UnknownAdapterError
     from cudaprefill.async_engine import AsyncEngine
     from cudaprefill.config import EngineConfig
     from cudaprefill.errors import EngineDeadError, QueueFullError, SlowReaderError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from cudaprefill.sampling_params import SamplingParams, StructuredOutputsParams
 
 _HOMES = {
+    "AdapterError": "adapters.errors",
     "AsyncEngine": "async_engine",
     "CompletionOutput": "outputs",
     "EngineConfig": "config",
@@ -32,10 +34,12 @@ _HOMES = {
     "SamplingParams": "sampling_params",
     "SlowReaderError": "errors",
     "StructuredOutputsParams": "sampling_params",
+    "UnknownAdapterError": "adapters.errors",
 }
 
 __all__ = [
     "LLM",
+    "AdapterError",
     "AsyncEngine",
     "CompletionOutput",
     "EngineConfig",
@@ -45,6 +49,7 @@ __all__ = [
     "SamplingParams",
     "SlowReaderError",
     "StructuredOutputsParams",
+    "UnknownAdapterError",
 ]
 __version__ = "0.1.0"
 

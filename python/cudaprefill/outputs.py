@@ -43,7 +43,9 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None
-    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    num_cached_tokens: int = 0  # of the prompt's text, found in the prefix cache
+    num_virtual_tokens: int = 0  # in front of the text, of an adapter or prompt_embeds
+    num_cached_virtual_tokens: int = 0  # of these, found in the prefix cache
     itl: list[float] = field(default_factory=list)  # gaps between consecutive tokens
 
     def record_token(self, now: float) -> None:

@@ -109,6 +109,30 @@ TEST(a_reservation_takes_what_there_is) {
   CHECK(core.table.reserve(row, 4) == 0);
 }
 
+TEST(given_tokens_take_blocks_and_count_as_computed) {
+  Core core(4);
+  const Row row = core.add({-1, -2, -3, -4, -5, 7, 8});
+  CHECK(core.table.admit(row, 0).needed == 2);
+  core.table.give(row, 5);
+  CHECK(core.table.row(row).num_computed == 5 && core.table.num_promised_blocks() == 0);
+  const std::vector<BlockId> blocks = core.table.row(row).blocks;
+  CHECK(core.pool.index().size() == 0);  // their KV is written in the step that follows
+  core.compute(row, 2);
+  CHECK(core.table.row(row).blocks == blocks && core.pool.index().size() == 1);
+
+  const Row second = core.add({-1, -2, -3, -4, -5, 9});
+  CHECK(core.table.admit(second, 0).hit_tokens == 4);
+  CHECK(message_of<std::logic_error>([&] { core.table.give(second, 4); }) ==
+        "row 1 cannot be given 4 tokens: it has 6 and computed 4, and 1 blocks are promised to it");
+  CHECK(message_of<std::logic_error>([&] { core.table.give(second, 6); }) ==
+        "row 1 cannot be given 6 tokens: it has 6 and computed 4, and 1 blocks are promised to it");
+  core.table.give(second, 5);
+  CHECK(core.table.row(second).num_computed == 5);
+  core.table.preempt(second);
+  CHECK(core.table.admit(second, 0).hit_tokens == 4);
+  core.table.check();
+}
+
 TEST(a_fork_shares_all_blocks_until_one_of_the_two_writes) {
   Core core(4);
   const Row lead = core.add(counting(6));

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cudaprefill._core import BlockState
+from cudaprefill.adapters.virtual_tokens import NO_VIRTUAL_TOKENS, VirtualTokens
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.schedule import BatchArrays, Schedule
 from cudaprefill.engine.scheduler import Scheduler
@@ -17,6 +19,25 @@ from tests.fake_model import TABLE_POISON, FakeModel, continuation, pick_token
 
 BLOCK_SIZE = 16
 EOS = 1
+
+
+@dataclass(frozen=True)
+class Virtual:
+    """Virtual tokens, and what the fake model's KV of them is. Other `content` is other KV, where it is given."""
+
+    given: int = 0
+    embedded: int = 0
+    content: int = 0
+
+    @property
+    def kv(self) -> list[int]:
+        given = [-1000 * (self.content + 1) - position for position in range(self.given)]
+        return given + [-1 - position for position in range(self.given, self.given + self.embedded)]
+
+    def tokens(self) -> VirtualTokens:
+        """Without what the scheduler does not look at."""
+        keys_values = np.empty((0, 2, self.given, 0, 0)) if self.given else None
+        return VirtualTokens(keys_values, np.empty((self.embedded, 0)) if self.embedded else None)  # type: ignore[arg-type]
 
 
 class Driver:
@@ -51,6 +72,7 @@ class Driver:
         self.schedules: list[Schedule] = []
         self.batches: list[BatchArrays] = []  # copies
         self._salts: dict[str, int] = {}
+        self._virtual: dict[str, Virtual | None] = {}
 
     @property
     def pool(self) -> Any:
@@ -65,9 +87,12 @@ class Driver:
         arrival_time: float = 0.0,
         priority: int = 0,
         extra_keys: tuple[tuple[str, bytes], ...] = (),
+        virtual: Virtual | None = None,
         **params: Any,
     ) -> Request:
         """Not yet submitted. `salt` chooses the stream of tokens; siblings take the next ones."""
+        if virtual is not None:
+            extra_keys += (("adapter", repr(virtual).encode()),)
         name = request_id or f"request-{len(self.requests)}"
         sampling_params = SamplingParams(**params)
         members = [
@@ -79,12 +104,14 @@ class Driver:
                 arrival_time=arrival_time,
                 priority=priority,
                 extra_keys=extra_keys,
+                virtual_tokens=NO_VIRTUAL_TOKENS if virtual is None else virtual.tokens(),
             )
             for index in range(sampling_params.n)
         ]
         members[0].siblings = members[1:]
         for index, member in enumerate(members):
             self._salts[member.request_id] = salt + index
+            self._virtual[member.request_id] = virtual
         return members[0]
 
     def submit(self, prompt: list[int], **options: Any) -> Request:
@@ -111,6 +138,11 @@ class Driver:
         self.assert_only_own_blocks_are_written(batch)
         self.schedules.append(schedule)
         self.batches.append(BatchArrays(*(array.copy() for array in batch[:-1]), num_decodes=batch.num_decodes))
+        for request, start, slots in schedule.given:
+            virtual = self._virtual[request.request_id]
+            assert virtual is not None
+            assert (self.pool.states()[slots // self.config.block_size] == BlockState.ACTIVE).all()
+            self.model.cache.reshape(-1)[slots] = virtual.kv[start : virtual.given]
         hidden = self.model.forward(batch)[batch.logits_rows][schedule.sample_rows]
         batch.block_table[...] = TABLE_POISON
         tokens = [
@@ -153,10 +185,10 @@ class Driver:
 
     def expected(self, request: Request) -> tuple[list[int], str]:
         """The sequential oracle."""
-        params = request.sampling_params
+        params, virtual = request.sampling_params, self._virtual[request.request_id]
         ends = set(params.stop_token_ids or ()) | (set() if params.ignore_eos else {EOS})
         return continuation(
-            request.prompt_token_ids,
+            [*(virtual.kv if virtual else ()), *request.prompt_token_ids],
             vocab_size=self.model.vocab_size,
             max_length=min(self.config.max_model_len, self.config.num_slots + 1),
             max_tokens=params.max_tokens,

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cudaprefill.engine.request import Request, RequestState
 from cudaprefill.engine.schedule import Schedule
-from tests.scheduler.driver import Driver
+from tests.scheduler.driver import Driver, Virtual
 
 # Few tokens and few lengths, so that prompts share prefixes and meet outputs of others; token 1 is EOS.
 VOCAB_SIZE = 4
@@ -18,6 +18,7 @@ PROMPTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14) | st
     lambda length: [2] * length, st.integers(1, 20)
 )
 EXTRA_KEYS = st.sampled_from([(), (), (), (("cache_salt", b"x"),), (("adapter", b"x"),)])
+VIRTUAL = st.none() | st.builds(Virtual, given=st.integers(0, 6), embedded=st.integers(0, 6), content=st.integers(0, 1))
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -65,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 4]),
         salt=st.integers(0, 3),
         extra_keys=EXTRA_KEYS,
+        virtual=VIRTUAL,
         priority=st.sampled_from([0, 0, 0, -1, 1]),
         max_tokens=st.integers(1, 12),
         min_tokens=st.integers(0, 4),
@@ -82,8 +84,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         config = self.driver.config
         fits = (
-            len(prompt) < config.max_model_len
-            and len(prompt) <= config.num_slots
+            request.prompt_length < config.max_model_len
+            and request.prompt_length <= config.num_slots
             and 1 + len(request.siblings) <= config.max_num_seqs
         )
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from cudaprefill.adapters.errors import UnknownAdapterError
+from cudaprefill.adapters.virtual_tokens import NO_VIRTUAL_TOKENS, VirtualTokens
 from cudaprefill.models.config import ModelConfig
 
 
@@ -30,16 +31,22 @@ class Adapter:
     kind: as people call it: "prompt tuning", "LoRA".
     content_hash: of the configuration and all tensors, so a name that is loaded again with other content is another
         adapter, and the same content under two names shares its blocks.
-    num_virtual_tokens: slots and positions that it occupies in front of each prompt.
+    virtual_tokens: what it puts in front of each prompt.
     """
 
-    num_virtual_tokens: int = 0
-
-    def __init__(self, name: str, folder: Path, kind: str, content_hash: bytes) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        kind: str,
+        content_hash: bytes,
+        virtual_tokens: VirtualTokens = NO_VIRTUAL_TOKENS,
+    ) -> None:
         self.name = name
         self.folder = folder
         self.kind = kind
         self.content_hash = content_hash
+        self.virtual_tokens = virtual_tokens
         self._lock = threading.Lock()
         self._num_uses = 0
         self._unloaded: Future[None] | None = None

@@ -14,11 +14,17 @@ from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError, UnknownAdapterError
 from cudaprefill.adapters.files import read_config, read_tensors
+from cudaprefill.adapters.prefix import load_prefix_adapter
+from cudaprefill.adapters.prompt import load_prompt_adapter
 
 # Makes an adapter of a name, its folder, its configuration and its tensors, or raises AdapterError.
 Loader = Callable[[str, Path, AdapterFields, Mapping[str, Tensor], AdapterTarget], Adapter]
 
-LOADERS: dict[str, Loader] = {}
+LOADERS: dict[str, Loader] = {
+    "PROMPT_TUNING": load_prompt_adapter,
+    "P_TUNING": load_prompt_adapter,
+    "PREFIX_TUNING": load_prefix_adapter,
+}
 
 
 class AdapterRegistry:

@@ -15,13 +15,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class EmbeddedRows:
+    """Rows of a batch whose embeddings are given, in the place of those of their token ids."""
+
+    rows: Tensor  # [E] int64
+    values: Tensor  # [E, H] of the activation dtype
+
+
+@dataclass(frozen=True)
+class GivenKV:
+    """Keys and values that go into the KV cache as they are."""
+
+    keys_values: Tensor  # [num_layers, 2, G, Hkv, D]
+    slots: Tensor  # [G] int64
+
+
+@dataclass(frozen=True)
 class Batch:
     """T tokens of B requests: decodes first (one token each), then chunks.
 
     Filled by the batch builder, read by the decoder and the ops, passed explicitly to both.
     """
 
-    token_ids: Tensor  # [T] int64
+    token_ids: Tensor  # [T] int64; below zero: virtual, thus among `embedded`
     position_ids: Tensor  # [T] int64
     slot_mapping: Tensor  # [T] int64: block * block_size + offset
     cu_seqlens_q: Tensor  # [B + 1] int32: request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1]
@@ -30,6 +46,8 @@ class Batch:
     logits_rows: Tensor  # [R] int64: rows whose logits are sampled: of decodes and of last chunks
     block_copies: Tensor  # [C, 2] int64: source and destination of each copy-on-write, done before the forward pass
     num_decodes: int
+    embedded: EmbeddedRows | None = None
+    given_kv: tuple[GivenKV, ...] = ()  # written before the forward pass
 
     @property
     def num_tokens(self) -> int:

@@ -67,7 +67,7 @@ class DecodeGraphRunner(ModelRunner):
         if batch.num_chunks or num_decodes > self._sizes[-1]:
             return super().run(batch)
         size = next(size for size in self._sizes if size >= num_decodes)
-        self.copy_blocks(batch)
+        self.prepare_cache(batch)
         self._take_inputs(batch, size)
         graph = self._graphs[size]
         graph.replay()

@@ -17,6 +17,7 @@ from cudaprefill.engine.sampler import Sampler, SamplerOutput
 from cudaprefill.engine.sampling_state import SamplingState
 from cudaprefill.engine.schedule import Schedule
 from cudaprefill.engine.scheduler import Scheduler
+from cudaprefill.engine.virtual_rows import with_virtual_rows
 from cudaprefill.observe.direct_hub import DirectHub
 from cudaprefill.observe.event_hub import EventHub
 from cudaprefill.observe.events import StepEvent
@@ -109,6 +110,7 @@ class Engine:
             self._outputs.record_scheduled(chunk.request, start)
         try:
             batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
+            batch = with_virtual_rows(batch, schedule)
             logits, broken = self._run(batch, schedule)
             samples, errors = self._sample(logits, schedule)
             errors |= {place: broken[r] for place, r in enumerate(schedule.sampled) if r in broken}

@@ -7,9 +7,14 @@ import numbers
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from cudaprefill.adapters import AdapterRegistry
+from cudaprefill.adapters.files import content_hash
+from cudaprefill.adapters.virtual_tokens import NO_VIRTUAL_TOKENS, VirtualTokens
 from cudaprefill.engine.request import Request
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.sampling_params import SamplingParams, show
@@ -18,8 +23,17 @@ from cudaprefill.text.grammar import Grammars
 from cudaprefill.text.tokenizer import Tokenizer
 
 # Text, token ids (an array or a tensor of them will do), or vLLM's dicts: {"prompt": text} or
-# {"prompt_token_ids": ids}, either with a "cache_salt".
+# {"prompt_token_ids": ids}, either with a "cache_salt"; or {"prompt_embeds": tensor}, alone or in front of one of them.
 Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class _Parsed(NamedTuple):
+    """A prompt as tokens."""
+
+    token_ids: list[int]
+    text: str | None = None  # where it was given as text
+    cache_salt: str | None = None
+    embeddings: Tensor | None = None  # in front of the token ids, [tokens, H]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +63,13 @@ class InputProcessor:
     ) -> tuple[Request, str | None]:
         """The request, and the prompt's text where it was given as text. `adapter`: the name of one that is loaded."""
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        text, token_ids, own_salt = self._parse(prompt)
-        if own_salt is not None and cache_salt is not None:
-            raise ValueError("cache_salt is given twice: in the prompt and beside it")
-        cache_salt = cache_salt if own_salt is None else own_salt
-        request = self._request(request_id, token_ids, params, priority, arrival_time, cache_salt, adapter)
-        return request, text
+        parsed = self._parse(prompt)
+        if parsed.cache_salt is not None:
+            if cache_salt is not None:
+                raise ValueError("cache_salt is given twice: in the prompt and beside it")
+            cache_salt = parsed.cache_salt
+        request = self._request(request_id, parsed, params, priority, arrival_time, cache_salt, adapter)
+        return request, parsed.text
 
     def process_chat(
         self,
@@ -69,22 +84,43 @@ class InputProcessor:
     ) -> Request:
         """`messages` through the model's chat template, with the opening of the answer behind them."""
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        token_ids = self.tokenizer.encode_chat(messages)
-        return self._request(request_id, token_ids, params, priority, arrival_time, cache_salt, adapter)
+        parsed = _Parsed(self.tokenizer.encode_chat(messages))
+        return self._request(request_id, parsed, params, priority, arrival_time, cache_salt, adapter)
 
-    def _parse(self, prompt: Prompt) -> tuple[str | None, list[int], str | None]:
-        cache_salt = None
+    def _parse(self, prompt: Prompt) -> _Parsed:
+        cache_salt = embeddings = None
         if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}
-            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+            texts = prompt.keys() & {"prompt", "prompt_token_ids"}
+            unknown = prompt.keys() - texts - {"prompt_embeds", "cache_salt"}
+            if unknown or len(texts) > 1 or not (texts or "prompt_embeds" in prompt):
                 raise ValueError(
-                    f"a prompt dict has prompt or prompt_token_ids, and may have cache_salt; got {show(list(prompt))}"
+                    "a prompt dict has prompt or prompt_token_ids, prompt_embeds alone or before one of them, and may "
+                    f"have cache_salt; got {show(list(prompt))}"
                 )
             cache_salt = prompt.get("cache_salt")
-            prompt = prompt["prompt"] if "prompt" in prompt else prompt["prompt_token_ids"]
+            if "prompt_embeds" in prompt:
+                embeddings = self._check_embeddings(prompt["prompt_embeds"])
+            prompt = prompt[texts.pop()] if texts else []
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt), cache_salt
-        return None, self._check_token_ids(prompt), cache_salt
+            return _Parsed(self.tokenizer.encode(prompt), prompt, cache_salt, embeddings)
+        return _Parsed(self._check_token_ids(prompt), None, cache_salt, embeddings)
+
+    def _check_embeddings(self, embeddings: object) -> Tensor:
+        """A copy on the model's device: the caller's may change."""
+        target = self.adapters.target
+        if target is None:
+            raise ValueError("this engine takes no prompt_embeds")
+        hidden_size = target.model.hidden_size
+        if not isinstance(embeddings, Tensor) or not embeddings.dtype.is_floating_point:
+            kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
+            raise ValueError(f"prompt_embeds must be a tensor of floating-point numbers, got {kind}")
+        if embeddings.ndim != 2 or embeddings.shape[0] < 1 or embeddings.shape[1] != hidden_size:
+            shape = tuple(embeddings.shape)
+            raise ValueError(f"prompt_embeds must have the shape [tokens, {hidden_size}], got {shape}")
+        own = embeddings.detach().to(target.device, target.activation_dtype, copy=True)
+        if not own.isfinite().all():
+            raise ValueError("prompt_embeds holds values that are not finite")
+        return own
 
     def _check_token_ids(self, token_ids: object) -> list[int]:
         token_ids = as_list(token_ids)
@@ -102,7 +138,7 @@ class InputProcessor:
     def _request(
         self,
         request_id: str,
-        token_ids: list[int],
+        parsed: _Parsed,
         params: SamplingParams,
         priority: int,
         arrival_time: float,
@@ -117,8 +153,14 @@ class InputProcessor:
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         params.validate_for(self.vocab_size)
         adapter = None if adapter_name is None else self.adapters.get(adapter_name)
-        self.limits.refuse_impossible(len(token_ids), params.n)
-        if max(token_ids) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
+        virtual_tokens = NO_VIRTUAL_TOKENS if adapter is None else adapter.virtual_tokens
+        token_ids, embeddings = parsed.token_ids, parsed.embeddings
+        if embeddings is None and not token_ids:
+            raise ValueError("the prompt has no tokens")
+        if embeddings is not None:
+            virtual_tokens = _followed_by(virtual_tokens, embeddings)
+        self.limits.refuse_impossible(len(token_ids), params.n, virtual_tokens.num_tokens)
+        if max(token_ids, default=0) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
             raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
         if cache_salt is not None:
             if not isinstance(cache_salt, str) or not cache_salt:
@@ -129,6 +171,8 @@ class InputProcessor:
         extra_keys = [("cache_salt", cache_salt.encode())] if cache_salt else []
         if adapter is not None:
             extra_keys.append(adapter.extra_key)
+        if embeddings is not None:
+            extra_keys.append(("prompt_embeds", content_hash({}, {"prompt_embeds": embeddings})))
         if params.prompt_logprobs is not None:  # a block found in the cache has none, so such a prompt shares none
             extra_keys.append(("prompt_logprobs", secrets.token_bytes(16)))
         tokenized_time = time.monotonic()
@@ -143,12 +187,18 @@ class InputProcessor:
                 priority=priority,
                 extra_keys=tuple(extra_keys),
                 adapter=adapter,
+                virtual_tokens=virtual_tokens,
                 grammar=grammar,
             )
             for index in range(params.n)
         ]
         members[0].siblings.extend(members[1:])
         return members[0]
+
+
+def _followed_by(virtual_tokens: VirtualTokens, embeddings: Tensor) -> VirtualTokens:
+    before = virtual_tokens.embeddings
+    return VirtualTokens(virtual_tokens.keys_values, embeddings if before is None else torch.cat((before, embeddings)))
 
 
 def as_list(value: object) -> object:

@@ -36,8 +36,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states [T, H] of all rows. Copy-on-write copies are made first."""
-        self.copy_blocks(batch)
+        """Hidden states [T, H] of all rows."""
+        self.prepare_cache(batch)
         return self.model.forward(batch, self.kv_cache)
 
     @torch.inference_mode()
@@ -45,8 +45,11 @@ class ModelRunner:
         """Of each row of hidden [R, H]: [R, V] float32."""
         return self.model.logits(hidden)
 
-    def copy_blocks(self, batch: Batch) -> None:
-        """The copies that must be made before the forward pass writes."""
+    def prepare_cache(self, batch: Batch) -> None:
+        """What the forward pass finds in the KV cache: copies of blocks to write into, and K and V that are given."""
         if batch.block_copies.shape[0]:
             for k_cache, v_cache in self.kv_cache.layers:
                 ops.copy_blocks(k_cache, v_cache, batch.block_copies)
+        for given in batch.given_kv:
+            for (keys, values), (k_cache, v_cache) in zip(given.keys_values, self.kv_cache.layers, strict=True):
+                ops.write_kv(keys, values, k_cache, v_cache, given.slots)

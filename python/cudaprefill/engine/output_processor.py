@@ -79,7 +79,10 @@ class OutputProcessor:
         if output.metrics.first_scheduled_time is None:
             for member in self._unfinished[output.request_id]:
                 member.metrics.first_scheduled_time = time
-                member.metrics.num_cached_tokens = request.num_hit_tokens
+                num_virtual = request.virtual_tokens.num_tokens
+                member.metrics.num_cached_tokens = max(0, request.num_hit_tokens - num_virtual)
+                member.metrics.num_virtual_tokens = num_virtual
+                member.metrics.num_cached_virtual_tokens = min(request.num_hit_tokens, num_virtual)
 
     def add_prompt_logprobs(self, request: Request, position: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Of the tokens of the prompt from `position` on; they come with the first delta."""

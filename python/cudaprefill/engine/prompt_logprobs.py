@@ -27,7 +27,7 @@ class PromptRows:
 
     request: Request
     first_row: int  # of the batch
-    position: int  # in the prompt, of the token that this row gives the log-probability of
+    position: int  # in the text of the prompt, of the token that this row gives the log-probability of
     length: int
 
 
@@ -36,9 +36,12 @@ def prompt_rows(schedule: Schedule) -> list[PromptRows]:
     found = []
     row = len(schedule.decodes.requests)
     for chunk in schedule.chunks:
-        length = min(chunk.length, len(chunk.request.prompt_token_ids) - 1 - chunk.start)
-        if chunk.request.sampling_params.prompt_logprobs is not None and length > 0:
-            found.append(PromptRows(chunk.request, row, chunk.start + 1, length))
+        request = chunk.request
+        num_virtual = request.virtual_tokens.num_tokens  # the text is counted from behind them
+        first = max(chunk.start, num_virtual)
+        length = min(chunk.start + chunk.length, request.prompt_length - 1) - first
+        if request.sampling_params.prompt_logprobs is not None and length > 0:
+            found.append(PromptRows(request, row + first - chunk.start, first - num_virtual + 1, length))
         row += chunk.length
     return found
 

@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from cudaprefill.adapters.virtual_tokens import NO_VIRTUAL_TOKENS, VirtualTokens
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,6 +32,7 @@ class RequestState(enum.Enum):
 class Request:
     """A prompt and what came of it. Compared and hashed by identity.
 
+    prompt_token_ids: of its text. Positions, and the numbers below, count its virtual tokens too.
     extra_keys: what keeps equal token ids apart in the prefix index, tagged by kind:
         ("cache_salt", b"x"), ("adapter", b"<hash>"), ("prompt_logprobs", <random bytes, so that there are no hits>).
     priority: lower values leave the waiting queue first; among equals the earlier arrival does.
@@ -47,6 +50,7 @@ class Request:
     priority: int = 0
     extra_keys: tuple[tuple[str, bytes], ...] = ()
     adapter: Adapter | None = None
+    virtual_tokens: VirtualTokens = NO_VIRTUAL_TOKENS  # in front of the prompt: the adapter's, then the caller's
     grammar: Grammar | None = None  # that the text of its output follows
     siblings: list[Request] = field(default_factory=list)
 
@@ -74,6 +78,17 @@ class Request:
         return self.order[2]
 
     @property
+    def prompt_length(self) -> int:
+        """Slots and positions that its prompt takes, those of virtual tokens among them."""
+        return self.virtual_tokens.num_tokens + len(self.prompt_token_ids)
+
+    @property
+    def prompt_positions(self) -> Sequence[int]:
+        """The token id at each position of the prompt, below zero for virtual tokens."""
+        virtual = self.virtual_tokens.token_ids
+        return [*virtual, *self.prompt_token_ids] if virtual else self.prompt_token_ids
+
+    @property
     def unforked_siblings(self) -> list[Request]:
         """Those that still depend on this request's prefill."""
         return [] if self.forked else [sibling for sibling in self.siblings if not sibling.finished]
@@ -87,7 +102,7 @@ class Request:
     def num_output_tokens(self) -> int:
         if self._table is None:
             return len(self._output_token_ids)
-        return self._table.num_tokens(self.row) - len(self.prompt_token_ids)
+        return self._table.num_tokens(self.row) - self.prompt_length
 
     def take_row(self, table: RequestTable, row: int) -> None:
         """From here on `table` holds the tokens."""

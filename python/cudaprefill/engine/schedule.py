@@ -26,6 +26,14 @@ class Chunk(NamedTuple):
     is_last: bool  # the prefill ends with it, so its last token's logits are sampled
 
 
+class GivenTokens(NamedTuple):
+    """Virtual tokens of one request, from `start` to the last, whose K and V are given; written in this step."""
+
+    request: Request
+    start: int
+    slots: NDArray[np.int64]  # one a token
+
+
 class BatchArrays(NamedTuple):
     """The fields of `Batch` as numpy views of memory that the next `Scheduler.build` overwrites."""
 
@@ -49,6 +57,7 @@ class Schedule:
     decodes: RequestRows
     chunks: list[Chunk]
     chunk_rows: NDArray[np.int32]  # of the request table
+    given: list[GivenTokens]
     preempted: list[Request]  # lost their blocks so that others could go on
     sampled: Sequence[Request]  # who gets the sampled tokens; a request and its siblings share one row of logits
     sample_rows: NDArray[np.int64]  # [len(sampled)]: the row of the logits each token is drawn from

@@ -14,7 +14,7 @@ from cudaprefill.config import check_count, check_itl_target
 from cudaprefill.engine.chunk_room import ChunkRoom
 from cudaprefill.engine.request import FinishReason, Request, RequestState
 from cudaprefill.engine.request_queue import RequestQueue, RequestRows
-from cudaprefill.engine.schedule import BatchArrays, Chunk, Schedule
+from cudaprefill.engine.schedule import BatchArrays, Chunk, GivenTokens, Schedule
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.engine.step_cost import StepCost, StepWork, chunk_pairs
 from cudaprefill.errors import QueueFullError
@@ -107,7 +107,9 @@ class Scheduler:
 
         Raises ValueError, with both numbers, for what can never run, and QueueFullError when too many wait.
         """
-        self.config.refuse_impossible(len(request.prompt_token_ids), 1 + len(request.siblings))
+        self.config.refuse_impossible(
+            len(request.prompt_token_ids), 1 + len(request.siblings), request.virtual_tokens.num_tokens
+        )
         self._refuse_id_in_use(request)
         limit = self.config.max_num_queued_reqs
         free_seats = self.config.max_num_seqs - self._seats_taken()
@@ -120,13 +122,13 @@ class Scheduler:
             member.order = (request.priority, request.arrival_time, next(self._arrivals))
             self._requests[member.request_id] = member
         params = request.sampling_params
-        num_prompt_tokens = len(request.prompt_token_ids)
+        num_prompt_tokens = request.prompt_length
         # A request that is alone in the pool can compute num_slots tokens; the one sampled last is never computed.
         max_length = min(self.config.max_model_len, self.config.num_slots + 1)
         if params.max_tokens is not None:
             max_length = min(max_length, num_prompt_tokens + params.max_tokens)
         row = self.table.add(
-            request.prompt_token_ids,
+            request.prompt_positions,
             max_length=max_length,
             min_length=min(num_prompt_tokens + params.min_tokens, max_length + 1),
             eos_token_ids=() if params.ignore_eos else request.eos_token_ids,
@@ -254,7 +256,8 @@ class Scheduler:
         room = ChunkRoom(self.config.max_num_batched_tokens - len(decodes.requests))
         if self.config.itl_target_ms is not None and decodes.requests:
             room.keep_to(self.config.itl_target_ms / 1e3, self.cost, work)
-        chunks, waiting_for = self._schedule_chunks(room)
+        given: list[GivenTokens] = []
+        chunks, waiting_for = self._schedule_chunks(room, given)
         if not decodes.requests and not chunks:
             raise RuntimeError(f"step {self._step} makes no progress: {waiting_for}")
         if chunks:
@@ -272,6 +275,7 @@ class Scheduler:
             decodes=decodes,
             chunks=chunks,
             chunk_rows=_rows_of([chunk.request for chunk in chunks]),
+            given=given,
             preempted=preempted,
             sampled=(*decodes.requests, *itertools.chain.from_iterable(ends)),
             sample_rows=np.concatenate((np.arange(num_decodes), np.repeat(end_rows, tokens_per_end))),
@@ -308,8 +312,8 @@ class Scheduler:
             self._tell(RequestEventKind.PREEMPTED, member)
         return request
 
-    def _schedule_chunks(self, room: ChunkRoom) -> tuple[list[Chunk], str]:
-        """Spends `room` on prompts. Also says what the head of the waiting queue lacks."""
+    def _schedule_chunks(self, room: ChunkRoom, given: list[GivenTokens]) -> tuple[list[Chunk], str]:
+        """Spends `room` on prompts, and adds to `given`. Also says what the head of the waiting queue lacks."""
         lengths: dict[Request, int] = {}
         for request in self._prefilling:
             lengths[request] = self._spend_first_share(request, room)
@@ -325,7 +329,7 @@ class Scheduler:
             elif seats_taken + seats > self.config.max_num_seqs:
                 waiting_for = f"seats: needs {seats}, {self.config.max_num_seqs - seats_taken} free"
             else:
-                waiting_for = self._admit(head)
+                waiting_for = self._admit(head, given)
             if not waiting_for:
                 seats_taken += seats
                 lengths[head] = self._spend_first_share(head, room)
@@ -346,7 +350,7 @@ class Scheduler:
         room.spend(start, share)
         return share
 
-    def _admit(self, request: Request) -> str:
+    def _admit(self, request: Request, given: list[GivenTokens]) -> str:
         """Moves the head of the waiting queue to the prefills, or says which blocks it lacks.
 
         Its whole prefill must fit beside what other prefills were promised and a block for every decode: a request that
@@ -357,6 +361,8 @@ class Scheduler:
             return f"blocks: needs {admission.needed}, {admission.available} available"
         self._waiting.remove(request)
         self._prefilling.add(request)
+        if admission.hit_tokens < request.virtual_tokens.num_given:
+            given.append(self._give(request, admission.hit_tokens))
         request.state = RequestState.PREFILLING
         request.admission_hit_tokens = admission.hit_tokens
         for member in (request, *request.unforked_siblings):
@@ -364,6 +370,14 @@ class Scheduler:
                 member.num_hit_tokens = admission.hit_tokens
             self._tell(RequestEventKind.SCHEDULED, member, hit_tokens=admission.hit_tokens)
         return ""
+
+    def _give(self, request: Request, start: int) -> GivenTokens:
+        """Takes blocks for the virtual tokens from `start` on whose KV is not computed but given."""
+        stop, size = request.virtual_tokens.num_given, self.config.block_size
+        self.table.give(request.row, stop)
+        positions = np.arange(start, stop)
+        blocks = np.array(self.table.block_table(request.row), np.int64)
+        return GivenTokens(request, start, blocks[positions // size] * size + positions % size)
 
     def _reserve_chunk(self, request: Request, length: int) -> Chunk:
         """Takes blocks for the chunk; it is shorter, maybe empty, where decodes took what was promised to it."""
@@ -461,7 +475,8 @@ class Scheduler:
             schedule.finished.append(request)
             self._tell_finished(request, tokens)
         self._ended_in_step = None
-        members = (*schedule.decodes.requests, *(chunk.request for chunk in schedule.chunks))
+        members = [*schedule.decodes.requests, *(chunk.request for chunk in schedule.chunks)]
+        members += [tokens.request for tokens in schedule.given]
         for request in members:
             if not request.finished:
                 schedule.finished += [request, *request.unforked_siblings]
@@ -558,7 +573,7 @@ class Scheduler:
         if not self._recording_prefixes or request.row < 0:
             return None
         hashes = self.table.block_hashes(request.row)
-        return RequestTokens(request.prompt_token_ids, request.output_token_ids, hashes)
+        return RequestTokens(request.prompt_positions, request.output_token_ids, hashes)
 
     def _tell(
         self,

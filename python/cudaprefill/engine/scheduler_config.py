@@ -53,19 +53,19 @@ class SchedulerConfig:
         """Tokens that fit into the pool."""
         return self.num_blocks * self.block_size
 
-    def refuse_impossible(self, num_prompt_tokens: int, num_seats: int) -> None:
+    def refuse_impossible(self, num_prompt_tokens: int, num_seats: int, num_virtual_tokens: int = 0) -> None:
         """Raises ValueError, with both numbers, for a request that can never run; `num_seats` is its n."""
-        if num_prompt_tokens == 0:
+        if num_prompt_tokens + num_virtual_tokens == 0:
             raise ValueError("the prompt has no tokens")
-        if num_prompt_tokens >= self.max_model_len:
+        has = f"the prompt has {num_prompt_tokens} tokens"
+        if num_virtual_tokens:
+            has += f" behind {num_virtual_tokens} virtual ones"
+        length = num_prompt_tokens + num_virtual_tokens
+        if length >= self.max_model_len:
+            raise ValueError(f"{has} and leaves no room for an output: max_model_len is {self.max_model_len}")
+        if length > self.num_slots:
             raise ValueError(
-                f"the prompt has {num_prompt_tokens} tokens and leaves no room for an output: "
-                f"max_model_len is {self.max_model_len}"
-            )
-        if num_prompt_tokens > self.num_slots:
-            raise ValueError(
-                f"the prompt has {num_prompt_tokens} tokens, but the KV cache holds {self.num_slots} "
-                f"({self.num_blocks} blocks of {self.block_size})"
+                f"{has}, but the KV cache holds {self.num_slots} ({self.num_blocks} blocks of {self.block_size})"
             )
         if num_seats > self.max_num_seqs:
             raise ValueError(f"n is {num_seats}, but max_num_seqs is {self.max_num_seqs}")

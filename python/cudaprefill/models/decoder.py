@@ -54,7 +54,16 @@ class Decoder:
         down = self.weights.layers[0].down
         return down.format_name if isinstance(down, BlockMatrix) else str(down.dtype).removeprefix("torch.")
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def _embed(self, batch: Batch) -> Tensor:
+        token_ids, embedded = batch.token_ids, batch.embedded
+        if embedded is not None:
+            token_ids = token_ids.clamp(min=0)  # those of virtual tokens are below
+            rows = self._rows(token_ids)
+            rows[embedded.rows] = embedded.values
+            return rows
+        return self._rows(token_ids)
+
+    def _rows(self, token_ids: Tensor) -> Tensor:
         embedding = self.weights.embedding
         if isinstance(embedding, BlockMatrix):
             return embedding.rows(token_ids)
@@ -75,7 +84,7 @@ class Decoder:
         chunk_table, chunk_lens = block_table[num_decodes:], context_lens[num_decodes:]
         chunk_starts = batch.cu_seqlens_q[num_decodes:]
 
-        residual = self._embed(batch.token_ids)
+        residual = self._embed(batch)
         attended = residual.new_empty((num_tokens, config.num_q_heads, config.head_size))  # of each layer in turn
         attended_rows, attended_decodes = attended.view(num_tokens, -1), attended[:num_decodes]
         x: Tensor = ops.rms_norm(residual, self.weights.layers[0].input_norm, eps)
