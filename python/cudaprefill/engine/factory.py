@@ -24,6 +24,7 @@ from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
+from cudaprefill.heap import keep_freed_memory
 from cudaprefill.models import default_model_path, load_model, read_model_config
 from cudaprefill.models.weights import expected_tensors
 from cudaprefill.observe.spans import RequestSpans
@@ -123,6 +124,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     threads = config.threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(threads)
     torch.set_num_threads(threads)
+    if device.type == "cpu":
+        keep_freed_memory()
     tokenizer = Tokenizer.load(path)
     model = load_model(path, config.dtype, device, progress, max_model_len)
 
