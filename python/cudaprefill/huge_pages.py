@@ -7,6 +7,7 @@ with pages of 2 MiB it vanishes. Only these tensors ask for them: for short-live
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+HUGE_PAGE = 2**21
 _CACHE_LINE = 64
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it yet
 
 
 class HugePages:
@@ -46,3 +49,16 @@ class HugePages:
         start = self._used
         self._used += size
         return torch.frombuffer(self._mapping, dtype=dtype, count=math.prod(shape), offset=start).view(tuple(shape))
+
+
+def populate(tensor: Tensor) -> bool:
+    """Has the system hand over the pages of a contiguous CPU tensor now, not when each is first written to.
+
+    What the tensor holds stays. False where the system cannot do that.
+    """
+    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    if madvise is None:
+        return False
+    first = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = tensor.data_ptr() + tensor.nbytes - first
+    return bool(madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), _MADV_POPULATE_WRITE) == 0)

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+import threading
 from dataclasses import fields
 
 from cudaprefill.cli.engine_flags import engine_config, preset_line
@@ -54,6 +55,8 @@ def _serve(config: ServerConfig, engine: EngineConfig, exit_with_stdin: bool) ->
         if line := preset_line(engine, parts.info.device):
             print(f"cudaprefill: {line}", file=sys.stderr)
         print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)
+        # Beside the first requests: it may take seconds.
+        threading.Thread(target=parts.engine.model_runner.kv_cache.populate, daemon=True).start()
         return parts
 
     first = [build()]  # in the main thread, where Ctrl-C ends it
