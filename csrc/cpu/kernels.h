@@ -15,6 +15,7 @@ void rope_write_kv(const RopeWriteKvParams& params);
 void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
 void copy_blocks(const CopyBlocksParams& params);
+void add_lora(const AddLoraParams& params);
 void linear(const LinearParams& params);
 void dequantise_rows(const DequantiseRowsParams& params);
 
@@ -26,6 +27,7 @@ struct KernelTable {
   void (*rope_write_kv)(const RopeWriteKvParams&);
   void (*rms_norm)(const RmsNormParams&);
   void (*silu_and_mul)(const SiluAndMulParams&);
+  void (*add_lora)(const AddLoraParams&);
   void (*linear)(const LinearParams&);
   void (*dequantise_rows)(const DequantiseRowsParams&);
 };

@@ -19,6 +19,7 @@ struct CpuBackend {
   static void rms_norm(const RmsNormParams& params) { cpu::rms_norm(params); }
   static void silu_and_mul(const SiluAndMulParams& params) { cpu::silu_and_mul(params); }
   static void copy_blocks(const CopyBlocksParams& params) { cpu::copy_blocks(params); }
+  static void add_lora(const AddLoraParams& params) { cpu::add_lora(params); }
 };
 
 ops::Tensor run_linear(LinearParams params, const ops::Tensor& x) {

@@ -36,16 +36,21 @@ ARCHITECTURES = {
     "sm_90a": Architecture("sm_90a (H100)", shared=228 * 1024),
 }
 HOPPER_KERNEL = "prefill_sm90_kernel"
-ELEMENTWISE_THREADS = {
-    "write_kv_kernel": 128,
-    "copy_blocks_kernel": 128,
-    "silu_and_mul_kernel": 256,
-    "rms_norm_kernel": 1024,
-    "rope_write_kv_kernel": 128,
-    "plain_attention_kernel": 128,
-    "plan_prefill_kernel": 256,
-    "merge_decode_kernel": 128,
-    "merge_prefill_kernel": 128,
+# Threads and bytes of dynamic shared memory of the kernels that have no head size.
+SHAPES_WITHOUT_HEADS = {
+    "write_kv_kernel": (128, 0),
+    "copy_blocks_kernel": (128, 0),
+    "silu_and_mul_kernel": (256, 0),
+    "rms_norm_kernel": (1024, 0),
+    "rope_write_kv_kernel": (128, 0),
+    "plain_attention_kernel": (128, 0),
+    "plan_prefill_kernel": (256, 1200),
+    "merge_decode_kernel": (128, 0),
+    "merge_prefill_kernel": (128, 0),
+    "lora_shrink_kernel": (256, 32 * 1024),
+    "lora_expand_kernel": (128, 16 * 1024),
+    "plain_lora_shrink_kernel": (128, 0),
+    "plain_lora_expand_kernel": (128, 0),
 }
 
 
@@ -109,8 +114,8 @@ def resident_blocks(kernel: Kernel, threads: int, shared: int) -> int:
 def shape_of(kernel: Kernel, shapes: dict[tuple[str, int], tuple[int, int]]) -> tuple[int, int]:
     """Threads and bytes of dynamic shared memory of a block, at the largest launch."""
     base = kernel.name.split("<")[0]
-    if base in ELEMENTWISE_THREADS:
-        return ELEMENTWISE_THREADS[base], 1200 if base == "plan_prefill_kernel" else 0
+    if base in SHAPES_WITHOUT_HEADS:
+        return SHAPES_WITHOUT_HEADS[base]
     return shapes[base, head_size_of(kernel.name)]
 
 

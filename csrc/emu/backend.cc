@@ -130,6 +130,36 @@ void EmulatedBackend::copy_blocks(CopyBlocksParams params) {
   cuda::copy_blocks(params, device);
 }
 
+void EmulatedBackend::add_lora(AddLoraParams params) {
+  EmulatedDevice device;
+  const int bytes = cuda::element_bytes(params.dtype);
+  // The table holds addresses of the host. The matrices of adapters without rows stay out of reach.
+  std::vector<LoraPart> parts(params.parts, params.parts + int64_t{params.num_adapters} * params.num_parts);
+  for (int32_t adapter = 0; adapter < params.num_adapters; ++adapter) {
+    const bool has_rows = params.row_starts[adapter] < params.row_starts[adapter + 1];
+    for (int32_t number = 0; number < params.num_parts; ++number) {
+      LoraPart& part = parts[int64_t{adapter} * params.num_parts + number];
+      const int64_t tiles = (part.num_outputs + kLoraTile - 1) / kLoraTile;
+      const auto expose = [&](const char* name, int64_t& address, int64_t elements) {
+        auto* data = reinterpret_cast<void*>(address);
+        device.expose(name, data, has_rows ? elements : 0, bytes, Access::kRead);
+        address = reinterpret_cast<int64_t>(data);
+      };
+      expose("a", part.a, part.rank * params.num_inputs);
+      expose("b", part.b, tiles * part.rank * kLoraTile);
+    }
+  }
+  params.parts = parts.data();
+  device.expose("parts", params.parts, static_cast<int64_t>(parts.size()), sizeof(LoraPart), Access::kRead);
+  device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, params.num_inputs), bytes, Access::kRead);
+  device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, params.num_outputs), bytes,
+                Access::kReadWrite);
+  device.expose("row_ids", params.row_ids, params.num_row_ids, sizeof(int32_t), Access::kRead);
+  device.expose("row_starts", params.row_starts, params.num_adapters + 1, sizeof(int32_t), Access::kRead);
+  device.expose("scales", params.scales, int64_t{params.num_adapters} * params.num_parts, sizeof(float), Access::kRead);
+  cuda::add_lora(params, device);
+}
+
 void EmulatedBackend::prefill_attention(PrefillAttentionParams params) {
   EmulatedDevice device;
   device.expose_attention(params, params.num_tokens);

@@ -14,6 +14,7 @@ struct EmulatedBackend {
   static void rms_norm(RmsNormParams params);
   static void silu_and_mul(SiluAndMulParams params);
   static void copy_blocks(CopyBlocksParams params);
+  static void add_lora(AddLoraParams params);
   static void prefill_attention(PrefillAttentionParams params);
   static void decode_attention(DecodeAttentionParams params);
 };

@@ -137,6 +137,7 @@ inline int __all_sync(uint32_t mask, bool value, std::source_location where = st
   return cudaprefill::emu::ballot("__all_sync", mask, value, where) == mask;
 }
 
+inline int __ffs(int bits) { return bits == 0 ? 0 : std::countr_zero(static_cast<unsigned>(bits)) + 1; }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return std::bit_cast<uint32_t>(value); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

@@ -36,6 +36,9 @@ LinearParams linear_blocks_params(const Tensor& x, const Tensor& blocks, int64_t
                                   const std::optional<Tensor>& bias);
 DequantiseRowsParams dequantise_rows_params(const Tensor& blocks, int64_t block_format, const Tensor& row_ids);
 
+AddLoraParams add_lora_params(const Tensor& out, const Tensor& x, const Tensor& row_ids, const Tensor& row_starts,
+                              const Tensor& parts, const Tensor& scales);
+
 CopyBlocksParams copy_blocks_params(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs);
 
 }  // namespace cudaprefill::ops

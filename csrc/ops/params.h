@@ -153,6 +153,35 @@ struct LinearParams {
   BlockFormat block_format = BlockFormat::kNone;
 };
 
+// A low-rank product of one adapter, as a row of a table of int64:
+//
+//   out[:, first_output .. first_output + num_outputs] += scale * (x @ a^T) @ b
+//
+// a: [rank, num_inputs]; b: [ceil(num_outputs / kLoraTile), rank, kLoraTile], the transpose of PEFT's B in tiles of
+// outputs, so that it is read in one run. The outputs that fill up the last tile are never stored.
+struct LoraPart {
+  int64_t a, b;  // addresses
+  int64_t rank;  // 0: the adapter leaves these outputs alone, and nothing else here counts
+  int64_t first_output, num_outputs;
+  int64_t dtype;  // a DType, of a and b; on a GPU that of the activations
+};
+constexpr int kLoraPartFields = sizeof(LoraPart) / sizeof(int64_t);
+constexpr int kLoraTile = 64;
+constexpr int kMaxLoraRank = 64;
+
+// For each adapter the products of all its parts, on the rows row_ids[row_starts[adapter] .. row_starts[adapter + 1]].
+struct AddLoraParams {
+  const void* x;
+  void* out;
+  const int32_t* row_ids;     // [num_row_ids], no two the same
+  const int32_t* row_starts;  // [num_adapters + 1], from 0 to num_row_ids
+  const LoraPart* parts;      // [num_adapters, num_parts]
+  const float* scales;        // [num_adapters, num_parts]
+  int64_t num_rows, num_row_ids, num_inputs, num_outputs, x_stride, out_stride;
+  int32_t num_adapters, num_parts;
+  DType dtype;  // of x and out
+};
+
 // out[i] = row row_ids[i] of the matrix that `blocks` holds
 struct DequantiseRowsParams {
   const void* blocks;  // [num_matrix_rows, row bytes]

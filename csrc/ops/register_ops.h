@@ -66,6 +66,11 @@ struct Ops {
     Backend::copy_blocks(copy_blocks_params(k_cache, v_cache, block_pairs));
   }
 
+  static void add_lora(const Tensor& out, const Tensor& x, const Tensor& row_ids, const Tensor& row_starts,
+                       const Tensor& parts, const Tensor& scales) {
+    Backend::add_lora(add_lora_params(out, x, row_ids, row_starts, parts, scales));
+  }
+
  private:
   static Tensor run_rms_norm(const Tensor& x, RmsNormParams params) {
     Tensor out = empty_matrix(params.num_rows, params.hidden_size, x);
@@ -87,6 +92,7 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("add_rms_norm", TORCH_BOX(&Ops<Backend>::add_rms_norm));
   m.impl("silu_and_mul", TORCH_BOX(&Ops<Backend>::silu_and_mul));
   m.impl("copy_blocks", TORCH_BOX(&Ops<Backend>::copy_blocks));
+  m.impl("add_lora", TORCH_BOX(&Ops<Backend>::add_lora));
 }
 
 }  // namespace cudaprefill::ops

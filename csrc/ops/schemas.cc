@@ -16,6 +16,7 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
   m.def("add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("copy_blocks(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor block_pairs) -> ()");
+  m.def("add_lora(Tensor(a!) out, Tensor x, Tensor row_ids, Tensor row_starts, Tensor parts, Tensor scales) -> ()");
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("linear_blocks(Tensor x, Tensor blocks, int block_format, Tensor? bias=None) -> Tensor");
   m.def("dequantise_rows(Tensor blocks, int block_format, Tensor row_ids) -> Tensor");

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -143,6 +143,54 @@ def copy_blocks(k_cache: Tensor, v_cache: Tensor, block_pairs: Tensor) -> None:
     """Copies whole blocks within the caches of a layer, pair after pair.
 
     k_cache, v_cache: [N, Hkv, S, D], written; block_pairs: [C, 2] int64 of source and destination.
+    """
+
+
+LORA_TILE = 64  # outputs that lie together in `LoraPart.b`
+MAX_LORA_RANK = 64
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # numbered as in csrc/ops/params.h
+
+
+class LoraPart(NamedTuple):
+    """What an adapter adds to a run of a linear layer's outputs: ``scale * (x @ a.T) @ B.T``, B of PEFT in tiles."""
+
+    a: Tensor  # [r, K]
+    b: Tensor  # [ceil(outputs / LORA_TILE), r, LORA_TILE]: `lora_tiles` of B
+    scale: float
+    first_output: int
+    num_outputs: int
+
+
+def lora_tiles(b: Tensor) -> Tensor:
+    """B [outputs, r], as PEFT has it, for `LoraPart.b`: zeros fill the last tile up."""
+    num_outputs, rank = b.shape
+    padded = functional.pad(b.T, (0, -num_outputs % LORA_TILE))
+    return padded.view(rank, -1, LORA_TILE).transpose(0, 1).contiguous()
+
+
+def lora_parts(adapters: Sequence[Sequence[LoraPart]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """`parts` and `scales` of `add_lora` for the parts of each adapter. They hold addresses: keep what they lie in."""
+    num_parts = max((len(parts) for parts in adapters), default=0)
+    table = torch.zeros((len(adapters), num_parts, 6), dtype=torch.int64)
+    scales = torch.zeros((len(adapters), num_parts))
+    for row, adapter in enumerate(adapters):
+        for column, part in enumerate(adapter):
+            where = (part.a.data_ptr(), part.b.data_ptr())
+            which = (part.a.shape[0], part.first_output, part.num_outputs, _DTYPES.index(part.a.dtype))
+            table[row, column] = torch.tensor((*where, *which))
+            scales[row, column] = part.scale
+    return table.to(device), scales.to(device)
+
+
+@_op
+def add_lora(out: Tensor, x: Tensor, row_ids: Tensor, row_starts: Tensor, parts: Tensor, scales: Tensor) -> None:
+    """Adds to each row what its adapter makes of it; rows that no adapter has are neither read nor written.
+
+    out: [T, L], written; x: [T, K] of the same dtype; row_ids: int32, no row twice; row_starts: [N + 1] int32: adapter
+    i has the rows ``row_ids[row_starts[i] : row_starts[i + 1]]``; parts: [N, P, 6] int64 and scales: [N, P] float32,
+    from `lora_parts`. Parts of one adapter must not overlap in their outputs. Sums are kept in float32. On a CPU the
+    matrices are of any dtype; on a GPU they are of that of x, to which the numbers between the two products are rounded
+    as well, and parts begin and end at multiples of 8 outputs.
     """
 
 

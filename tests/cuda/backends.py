@@ -23,6 +23,7 @@ OP_NAMES = (
     "add_rms_norm",
     "silu_and_mul",
     "copy_blocks",
+    "add_lora",
 )
 NOT_BUILT = "the emulation is not built (CUDAPREFILL_BUILD_TESTS=OFF)"
 _libraries: dict[str, torch.library.Library] = {}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """`original` stands once in the file, relative to csrc/cuda/attention; `caught_by` is a case of test_mutants.py."""
+    """`original` stands once in the file, under csrc/cuda and `folder`; `caught_by` is a case of test_mutants.py."""
 
     name: str
     file: str
@@ -25,9 +25,11 @@ class Mutant:
     caught_by: str
     report: str  # a regular expression that the failure matches
     instance: str = "attention_BFloat16_64"
+    folder: str = "attention"
 
 
 HOPPER = "prefill_sm90_BFloat16_128"
+LORA = ("lora_BFloat16", "lora")
 MUTANTS = (
     Mutant(
         "prefill_without_wait_for_keys",
@@ -379,6 +381,105 @@ MUTANTS = (
         "deadlock: .* wait at the mbarrier",
         "prefill_sm90_BFloat16_256",
     ),
+    Mutant(
+        "lora_sums_read_before_the_barrier",
+        "lora.cuh",
+        "__syncthreads();  // all warps have left their sums",
+        "// all warps have left their sums",
+        "lora",
+        "race",
+        *LORA,
+    ),
+    Mutant(
+        "lora_without_wait_for_copies",
+        "lora.cuh",
+        "ptx::wait_for_copies<0>();  // of this thread",
+        "// of this thread",
+        "lora",
+        "ldmatrix: reads shared memory that an unfinished cp.async is about to write",
+        *LORA,
+    ),
+    Mutant(
+        "lora_without_barrier_for_copies",
+        "lora.cuh",
+        "__syncthreads();            // of all others",
+        "// of all others",
+        "lora",
+        "race|unfinished cp.async",
+        *LORA,
+    ),
+    Mutant(
+        "lora_swapped_fragment",
+        "lora.cuh",
+        "{{upper.x, lower.x, upper.y, lower.y}",
+        "{{upper.x, upper.y, lower.x, lower.y}",
+        "lora",
+        "error .*, in torch",
+        *LORA,
+    ),
+    Mutant(
+        "lora_not_scaled",
+        "lora.cuh",
+        "ptx::pack<Element>(scale * total.x, scale * total.y)",
+        "ptx::pack<Element>(total.x, total.y)",
+        "lora",
+        "error .*, in torch",
+        *LORA,
+    ),
+    Mutant(
+        "lora_ranks_of_a_read_past_their_end",
+        "lora.cuh",
+        "inside && row < rank);",
+        "inside);",
+        "lora",
+        "error nan|invalid global read of 16 bytes: at byte \\d+ of a,",
+        *LORA,
+    ),
+    Mutant(
+        "lora_ranks_of_b_read_past_their_end",
+        "lora.cuh",
+        "chunk * kChunkElements, row < rank);",
+        "chunk * kChunkElements, true);",
+        "lora",
+        "error nan|invalid global read of 16 bytes by cp.async: at byte \\d+ of b,",
+        *LORA,
+    ),
+    Mutant(
+        "lora_rows_read_past_their_end",
+        "lora.cuh",
+        "chunk * kChunkElements, row < tile.count);",
+        "chunk * kChunkElements, true);",
+        "lora",
+        "invalid global read of 16 bytes by cp.async: at byte \\d+ of the workspace",
+        *LORA,
+    ),
+    Mutant(
+        "lora_outputs_written_past_their_part",
+        "lora.cuh",
+        "if (first_of_warp + column >= num_outputs) continue;",
+        "",
+        "lora",
+        "error|base rows|invalid global write",
+        *LORA,
+    ),
+    Mutant(
+        "lora_rows_in_32_bits",
+        "lora.cuh",
+        "static_cast<Element*>(params.out) + id * params.out_stride",
+        "static_cast<Element*>(params.out) + static_cast<int32_t>(id * params.out_stride)",
+        "lora, far rows",
+        "invalid global read of 4 bytes: at byte -",
+        *LORA,
+    ),
+    Mutant(
+        "lora_adapters_past_the_first_32_counted_anew",
+        "tile.cuh",
+        "before += __shfl_sync(kFullWarp, through, kWarpSize - 1);",
+        "",
+        "lora, many adapters",
+        "error .*, in torch|base rows|invalid global",
+        *LORA,
+    ),
 )
 
 
@@ -387,7 +488,7 @@ def write_mutant(mutant: Mutant, source_root: Path, directory: Path) -> None:
     original_tree, tree = source_root / "csrc/cuda", directory / "csrc/cuda"
     shutil.rmtree(tree, ignore_errors=True)
     shutil.copytree(original_tree, tree)
-    path = tree / "attention" / mutant.file
+    path = tree / mutant.folder / mutant.file
     text = path.read_text()
     if text.count(mutant.original) != 1:
         raise SystemExit(

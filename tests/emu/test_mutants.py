@@ -13,9 +13,11 @@ import torch
 
 from cudaprefill import ops
 from tests.cuda.backends import NOT_BUILT, define_library, emulation, functions_of, ops_replaced_by
+from tests.cuda.test_add_lora import check as check_lora
 from tests.cuda.test_attention import decode, half_batch, prefill
 from tests.emu.mutants import MUTANTS, Mutant
 from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.lora_cases import LoraCase, lora_case
 
 
 def chunks(device):
@@ -76,6 +78,24 @@ def hopper_chunks(device, copies="tensor", head_size=128, exact_table=False):
         device.set_prefill_kernel("best")
 
 
+def lora(device):
+    case = lora_case([[12, 24], [5, 0]], [20, 3], num_inputs=320, part_outputs=(72, 40), dtype=torch.bfloat16)
+    check_lora(case)
+
+
+def lora_of_many_adapters(device):
+    check_lora(lora_case([[4]] * 40, [i % 3 for i in range(40)], dtype=torch.bfloat16))
+
+
+def lora_far_rows(device):
+    case = lora_case([[16]], [2], base_rows=1, dtype=torch.bfloat16)
+    wide = torch.empty(3, 2**30 + 64, dtype=torch.bfloat16)
+    x, out = wide[:, :48], wide[:, 64:160]
+    x.copy_(case.x)
+    out.copy_(case.out)
+    check_lora(LoraCase(out, x, case.rows, case.adapters, case.stored))
+
+
 CASES = {
     "an exact table": an_exact_table,
     "chunks": chunks,
@@ -83,6 +103,9 @@ CASES = {
     "decodes": decodes,
     "splits": splits,
     "a large cache": a_large_cache,
+    "lora": lora,
+    "lora, many adapters": lora_of_many_adapters,
+    "lora, far rows": lora_far_rows,
     "hopper chunks": hopper_chunks,
     "hopper, an exact table": partial(hopper_chunks, exact_table=True),
     "hopper, by cp.async": partial(hopper_chunks, copies="async"),

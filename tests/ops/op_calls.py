@@ -6,9 +6,17 @@ from typing import Any
 
 import torch
 
+from cudaprefill.ops import LoraPart, lora_parts, lora_tiles
 from tests.ops.block_matrices import random_blocks
 
 T, B, HQ, HKV, D, N, S, M = 5, 2, 6, 2, 64, 8, 16, 3
+
+# Three adapters of two parts each; the tables name their matrices by address, so these must live on.
+_LORA_PARTS = [
+    [LoraPart(torch.randn(rank, 48), lora_tiles(torch.randn(48, rank)), 0.5, first, 48) for first in (0, 48)]
+    for rank in (4, 1, 9)
+]
+_LORA = lora_parts(_LORA_PARTS, torch.device("cpu"))
 
 
 def right_arguments(op: str) -> dict[str, Any]:
@@ -51,6 +59,14 @@ def right_arguments(op: str) -> dict[str, Any]:
         },
         "silu_and_mul": {"x": torch.randn(T, 96)},
         "copy_blocks": {**caches, "block_pairs": torch.tensor([[0, 7], [2, 1]])},
+        "add_lora": {
+            "out": torch.zeros(T, 96),
+            "x": torch.randn(T, 48),
+            "row_ids": torch.tensor([0, 4, 2], dtype=torch.int32),
+            "row_starts": torch.tensor([0, 1, 1, 3], dtype=torch.int32),
+            "parts": _LORA[0].clone(),
+            "scales": _LORA[1].clone(),
+        },
         "linear": {"x": torch.randn(T, 48), "weight": torch.randn(20, 48), "bias": torch.randn(20)},
         "linear_blocks": {
             "x": torch.randn(T, 64),
@@ -75,6 +91,7 @@ OPS = [
     "add_rms_norm",
     "silu_and_mul",
     "copy_blocks",
+    "add_lora",
     "linear",
     "linear_blocks",
     "dequantise_rows",

@@ -13,6 +13,7 @@ PRINT_LEVEL = ("-c", "from cudaprefill import ops; print(ops.cpu_isa())")
 TEST_FILES = [
     str(Path(__file__).with_name(f"test_{name}.py"))
     for name in (
+        "add_lora",
         "copy_blocks",
         "linear",
         "linear_blocks",

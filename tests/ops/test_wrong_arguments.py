@@ -80,6 +80,10 @@ SIZES = [
     *[("add_rms_norm", "residual", dim, "= [5, 48], got [") for dim in range(2)],
     *[("copy_blocks", "v_cache", dim, "= [8, 2, 16, 64], got [") for dim in range(4)],
     ("copy_blocks", "block_pairs", 1, "= [any, 2], got [2, 3]"),
+    ("add_lora", "x", 0, "= [5, any], got [6, 48]"),
+    ("add_lora", "parts", 2, "= [any, any, 6], got [3, 2, 7]"),
+    ("add_lora", "row_starts", 0, "= [4], got [5]"),
+    *[("add_lora", "scales", dim, "= [3, 2], got [") for dim in range(2)],
     ("linear", "weight", 1, "= [any, 48], got [20, 49]"),
     ("linear", "bias", 0, "= [20], got [21]"),
 ]
@@ -122,6 +126,7 @@ def test_decode_takes_one_row_of_q_for_each_request() -> None:
         ("add_rms_norm", "weight", "x"),
         ("add_rms_norm", "residual", "x"),
         ("copy_blocks", "v_cache", "k_cache"),
+        ("add_lora", "x", "out"),
     ],
 )
 def test_a_dtype_that_contradicts_another_argument(op: str, name: str, other: str) -> None:
@@ -140,6 +145,9 @@ def test_a_dtype_that_contradicts_another_argument(op: str, name: str, other: st
         ("prefill_attention", "context_lens", "int32"),
         ("decode_attention", "block_table", "int32"),
         ("decode_attention", "context_lens", "int32"),
+        ("add_lora", "row_ids", "int32"),
+        ("add_lora", "row_starts", "int32"),
+        ("add_lora", "parts", "int64"),
     ],
 )
 def test_indices_of_the_other_width(op: str, name: str, wanted: str) -> None:
@@ -147,7 +155,10 @@ def test_indices_of_the_other_width(op: str, name: str, wanted: str) -> None:
     refuse(op, name, lambda tensor: tensor.to(getattr(torch, other)), f"must be {wanted}, got {other}")
 
 
-@pytest.mark.parametrize(("op", "name"), [("rope_write_kv", "cos_sin"), ("linear", "x"), ("linear", "bias")])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("rope_write_kv", "cos_sin"), ("add_lora", "scales"), ("linear", "x"), ("linear", "bias")],
+)
 def test_what_is_float32_alone(op: str, name: str) -> None:
     refuse(op, name, Tensor.bfloat16, "must be float32, got bfloat16")
 
@@ -161,6 +172,7 @@ def test_what_is_float32_alone(op: str, name: str) -> None:
         *[("decode_attention", name) for name in ("q", "k_cache", "v_cache", "out", "block_table")],
         *[("rms_norm", "x"), ("add_rms_norm", "x"), ("add_rms_norm", "residual"), ("silu_and_mul", "x")],
         *[("copy_blocks", "k_cache"), ("copy_blocks", "v_cache"), ("linear", "x"), ("linear", "weight")],
+        *[("add_lora", "out"), ("add_lora", "x")],
     ],
 )
 def test_a_last_dimension_that_is_not_contiguous(op: str, name: str) -> None:
@@ -175,6 +187,7 @@ def test_a_last_dimension_that_is_not_contiguous(op: str, name: str) -> None:
         *[("prefill_attention", "cu_seqlens_q"), ("prefill_attention", "context_lens")],
         ("decode_attention", "context_lens"),
         *[("rms_norm", "weight"), ("add_rms_norm", "weight"), ("copy_blocks", "block_pairs"), ("linear", "bias")],
+        *[("add_lora", name) for name in ("row_ids", "row_starts", "parts", "scales")],
     ],
 )
 def test_a_small_tensor_that_is_not_contiguous(op: str, name: str) -> None:
