@@ -125,6 +125,17 @@ class AsyncEngine:
         request = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, None)
 
+    async def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Reads an adapter as PEFT saves it. Raises AdapterError saying what is wrong, or that the name is taken."""
+        await asyncio.to_thread(self.adapters.load, name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuses new requests for the adapter at once, and returns when the last running one has ended.
+
+        Raises UnknownAdapterError.
+        """
+        await asyncio.wrap_future(self.adapters.unload(name))
+
     async def abort(self, request_id: str) -> bool:
         """Ends a request wherever it is; its last deltas say "abort". False for an id that is unknown or finished."""
         ended = await asyncio.wrap_future(self._engine.abort(request_id))

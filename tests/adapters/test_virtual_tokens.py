@@ -155,6 +155,22 @@ def test_given_keys_and_values_take_nothing_of_the_budget(case: Case, name: str)
     engine.run()
 
 
+@pytest.mark.parametrize("budget", [7, 512])
+def test_log_probabilities_of_the_prompt_are_those_of_its_text(case: Case, budget: int) -> None:
+    engine = case.engine(budget=budget)
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, detokenize=False)
+    requests = ask_all(engine, params=params)
+    deltas = [delta for _ in iter(engine.has_work, False) for delta in engine.step()]
+    for request in requests.values():
+        told = next(d.prompt_logprobs for d in deltas if d.request_id == request.request_id and d.prompt_logprobs)
+        expected = case.expected(request, TEXT).log_softmax(-1)
+        assert told[0] is None
+        assert len(told) == len(TEXT)
+        for place, logprobs in enumerate(told[1:], 1):
+            assert logprobs is not None
+            assert abs(logprobs[TEXT[place]].logprob - float(expected[place - 1, TEXT[place]])) < 1e-4
+
+
 @torch.inference_mode()
 def test_prompt_embeds_are_as_good_as_the_tokens(case: Case) -> None:
     engine = case.engine(budget=17)

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
+from cudaprefill.adapters import AdapterRegistry
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.input_processor import InputProcessor
@@ -85,10 +86,10 @@ def make_request(request_id: str, prompt: Sequence[int], params: SamplingParams 
     return make_input_processor().process_prompt(request_id, list(prompt), params, **options)[0]
 
 
-def make_input_processor() -> InputProcessor:
+def make_input_processor(adapters: AdapterRegistry | None = None) -> InputProcessor:
     """Of an engine with a huge pool: what a smaller one cannot hold is left for its scheduler to refuse."""
     limits = SchedulerConfig(num_blocks=10**6, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=64, max_num_seqs=16)
-    return InputProcessor(letters(), (EOS,), VOCAB_SIZE, limits)
+    return InputProcessor(letters(), (EOS,), VOCAB_SIZE, limits, adapters or AdapterRegistry())
 
 
 def expected(prompt: Sequence[int], params: SamplingParams = GREEDY) -> list[int]:

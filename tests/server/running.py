@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import torch
 
+from cudaprefill.adapters import AdapterRegistry
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.factory import EngineInfo, EngineParts
@@ -154,13 +155,17 @@ class RunningServer:
             assert self._tasks_left == []
             self.wait_until(lambda: set(threading.enumerate()) <= self._threads_before, "all threads to end")
 
+    def make_adapters(self) -> AdapterRegistry:
+        """For a server whose engine takes some."""
+        return AdapterRegistry()
+
     def _build(self) -> EngineParts:
         self.builds += 1
         self.engine = make_engine(**self._engine_settings)
         self.runner = PacedRunner(self.engine)
         self.runner.seconds = self._pace
         self.engine.model_runner = self.runner  # type: ignore[assignment]
-        input_processor = make_input_processor()
+        input_processor = make_input_processor(self.make_adapters())
         return EngineParts(self.engine, input_processor, input_processor.tokenizer, _info(self.engine))
 
     def _run(self) -> None:

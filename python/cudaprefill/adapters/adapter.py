@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class Adapter:
         self.kind = kind
         self.content_hash = content_hash
         self.virtual_tokens = virtual_tokens
+        self.loaded_at = time.time()  # seconds since 1970
         self._lock = threading.Lock()
         self._num_uses = 0
         self._unloaded: Future[None] | None = None

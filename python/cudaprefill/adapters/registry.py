@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -35,6 +35,10 @@ class AdapterRegistry:
         self.target = target
         self._lock = threading.Lock()
         self._adapters: dict[str, Adapter] = {}
+
+    def __iter__(self) -> Iterator[Adapter]:
+        """In the order in which they were loaded."""
+        return iter(list(self._adapters.values()))
 
     @property
     def names(self) -> list[str]:

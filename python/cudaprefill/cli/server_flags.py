@@ -89,5 +89,10 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="a step that lasts longer makes /health answer 503 (default: %(default)s)",
     )
+    add(
+        "--allow-runtime-adapters",
+        metavar="DIR",
+        help="let requests load adapters from inside DIR and unload them (default: only those of --adapter)",
+    )
     add("--access-log", action="store_true", help="a line for each request on standard error, without what it asked")
     add("--exit-with-stdin", action="store_true", help="end when standard input closes, with the process behind it")

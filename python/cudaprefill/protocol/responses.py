@@ -149,8 +149,10 @@ class OutputMessage:
 
 @dataclass(kw_only=True)
 class InputTokensDetails:
-    cached_tokens: int  # of the prompt, found in the prefix cache
+    cached_tokens: int  # of the prompt's text, found in the prefix cache
     cache_write_tokens: int = 0
+    virtual_tokens: int | None = None  # our extension: in front of the prompt, of an adapter that has some
+    cached_virtual_tokens: int | None = None  # of these, found in the prefix cache
 
 
 @dataclass(kw_only=True)

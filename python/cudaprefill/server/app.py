@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cudaprefill.errors import EngineDeadError
 from cudaprefill.server import (
+    adapters,
     chat_completions,
     completions,
     controls,
@@ -35,6 +36,7 @@ ENDPOINTS = (
     chat_completions,
     responses,
     model_list,
+    adapters,
     tokenization,
     engine_settings,
     telemetry,

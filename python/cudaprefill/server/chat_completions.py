@@ -131,11 +131,12 @@ async def create_chat_completion(call: Call[ChatCompletionRequest]) -> Response:
         request_id=request_id,
         priority=fields.priority,
         cache_salt=fields.cache_salt,
+        adapter=model.adapter,
         arrival_time=call.arrival_time,
         executor=call.executor,
     )
     generation = await Generation.submit(state, [submission])
-    answer = ChatAnswer(fields, request_id, state.now(), model)
+    answer = ChatAnswer(fields, request_id, state.now(), model.name)
     if fields.stream:
         return EventStream(answer.events(generation, await generation.started()), generation.abort)
     return JSONResponse(answer.whole(await generation.wait()))

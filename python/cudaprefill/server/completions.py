@@ -155,8 +155,13 @@ async def create_completion(call: Call[CompletionRequest]) -> Response:
     fields.refuse_unsupported()
     params = fields.params()
     request_id = f"cmpl-{uuid.uuid4().hex}"
-    generation = await Generation.submit(state, _submissions(call, params, request_id))
-    head: dict[str, object] = {"id": request_id, "object": "text_completion", "created": state.now(), "model": model}
+    generation = await Generation.submit(state, _submissions(call, params, request_id, model.adapter))
+    head: dict[str, object] = {
+        "id": request_id,
+        "object": "text_completion",
+        "created": state.now(),
+        "model": model.name,
+    }
     tokenizer = state.engine.tokenizer
     echoes = [Echo.of(tokenizer, output) if fields.echo else Echo() for output in generation.outputs]
     answer = CompletionAnswer(fields, params, head, generation, echoes)
@@ -165,7 +170,9 @@ async def create_completion(call: Call[CompletionRequest]) -> Response:
     return JSONResponse(await answer.whole())
 
 
-def _submissions(call: Call[CompletionRequest], params: SamplingParams, request_id: str) -> list[Submission]:
+def _submissions(
+    call: Call[CompletionRequest], params: SamplingParams, request_id: str, adapter: str | None
+) -> list[Submission]:
     """A request for each prompt, with ids of their own where there are several."""
     engine, fields = call.state.engine, call.fields
 
@@ -178,6 +185,7 @@ def _submissions(call: Call[CompletionRequest], params: SamplingParams, request_
                 request_id=request_id if alone else f"{request_id}-{place}",
                 priority=fields.priority,
                 cache_salt=fields.cache_salt,
+                adapter=adapter,
                 arrival_time=call.arrival_time,
                 executor=call.executor,
             )

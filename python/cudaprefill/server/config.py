@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass
 
 MIB = 2**20
@@ -24,6 +25,7 @@ class ServerConfig:
     shutdown_timeout: seconds that running requests get to finish in before they are aborted.
     restart_engine: build the engine anew when it has died; else the server ends.
     stuck_after: seconds that one step may last before /health calls the engine stuck.
+    allow_runtime_adapters: the folder from whose inside adapters may be loaded by a request; None: by none.
     access_log: a line for each request on standard error, without its body.
     """
 
@@ -41,6 +43,7 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     restart_engine: bool = False
     stuck_after: float = 60.0
+    allow_runtime_adapters: str | None = None
     access_log: bool = False
 
     def __post_init__(self) -> None:
@@ -60,6 +63,8 @@ class ServerConfig:
             raise ValueError(f"shutdown_timeout must be at least 0 seconds, got {self.shutdown_timeout}")
         if not 0 < self.stuck_after < float("inf"):
             raise ValueError(f"stuck_after must be more than 0 seconds, got {self.stuck_after}")
+        if self.allow_runtime_adapters is not None and not os.path.isdir(self.allow_runtime_adapters):
+            raise ValueError(f"allow_runtime_adapters must be a folder, got {self.allow_runtime_adapters!r}")
         for name in ("api_keys", "served_model_names"):
             if not all(getattr(self, name)):
                 raise ValueError(f"{name} must not hold an empty string")

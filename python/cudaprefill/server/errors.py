@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cudaprefill.adapters import UnknownAdapterError
 from cudaprefill.errors import EngineDeadError, QueueFullError, SlowReaderError
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def as_api_error(error: BaseException, fields: Iterable[str] = ()) -> ApiError:
         return ApiError(503, str(error), code="engine_dead", headers=RETRY_AFTER)
     if isinstance(error, SlowReaderError):
         return ApiError(400, str(error), code="slow_reader")
+    if isinstance(error, UnknownAdapterError):  # it went between the look at its name and the request
+        return ApiError(404, str(error), param="model", code="model_not_found")
     if isinstance(error, ValueError):
         return ApiError(400, str(error), param=getattr(error, "param", None) or _field_in(str(error), fields))
     logger.error("a request failed", exc_info=error)

@@ -149,6 +149,10 @@ class ServerState:
         with contextlib.suppress(ValueError):
             await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
         self.model_names = self.model_names or (engine.info.model,)
+        for name in self.model_names:
+            if name in engine.adapters:
+                await engine.close()
+                raise ValueError(f"{name!r} is the name of an adapter and of the model")
         self._engine = engine
         for listener in self._listeners:
             listener(engine)

@@ -127,11 +127,15 @@ def new_response(body: wire.ResponseBody, model: str) -> wire.Response:
     )
 
 
-def usage_of(num_prompt: int, num_output: int, num_cached: int) -> wire.ResponseUsage:
+def usage_of(num_prompt: int, num_output: int, metrics: RequestMetrics | None) -> wire.ResponseUsage:
     """All in tokens."""
+    details = wire.InputTokensDetails(cached_tokens=0 if metrics is None else metrics.num_cached_tokens)
+    if metrics is not None and metrics.num_virtual_tokens:
+        details.virtual_tokens = metrics.num_virtual_tokens
+        details.cached_virtual_tokens = metrics.num_cached_virtual_tokens
     return wire.ResponseUsage(
         input_tokens=num_prompt,
-        input_tokens_details=wire.InputTokensDetails(cached_tokens=num_cached),
+        input_tokens_details=details,
         output_tokens=num_output,
         total_tokens=num_prompt + num_output,
     )

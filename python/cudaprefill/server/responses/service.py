@@ -71,8 +71,9 @@ class ResponsesService:
         arrival_time: when that was received, seconds of time.monotonic().
         session_store: keeps what is not to be kept for everybody (`store: false`), for as long as a connection lasts.
         """
-        response = new_response(body, require_model(self.state, body.model))
-        return RunningResponse(self, body, size, arrival_time, response, stream_id, session_store)
+        model = require_model(self.state, body.model)
+        response = new_response(body, model.name)
+        return RunningResponse(self, body, size, arrival_time, response, model.adapter, stream_id, session_store)
 
     def find(self, response_id: str, session_store: ResponseStore | None) -> StoredTurn:
         """Raises ApiError with OpenAI's code for a turn that cannot be gone on from."""
@@ -104,12 +105,14 @@ class RunningResponse:
         size: int,
         arrival_time: float,
         response: Response,
+        adapter: str | None,
         stream_id: str | None,
         session_store: ResponseStore | None,
     ) -> None:
         self.id = response.id
         self._service = service
         self._body = body
+        self._adapter = adapter
         self._session_store = session_store
         self._executor = service.state.executor_for(size)
         self.error: Exception | None = None
@@ -191,6 +194,7 @@ class RunningResponse:
             request_id=self.id,
             priority=self._body.priority or 0,
             cache_salt=self._body.cache_salt,
+            adapter=self._adapter,
             arrival_time=self._arrival_time,
             executor=self._executor,
         )
@@ -213,11 +217,7 @@ class RunningResponse:
     def _end(self, turn: Turn, stream: AsyncRequestStream) -> list[ResponseEvent]:
         output, prepared = stream.output.outputs[0], self._body.generate is False
         metrics = stream.output.metrics
-        usage = usage_of(
-            len(turn.prompt_token_ids),
-            0 if prepared else len(output.token_ids),
-            0 if metrics is None else metrics.num_cached_tokens,
-        )
+        usage = usage_of(len(turn.prompt_token_ids), 0 if prepared else len(output.token_ids), metrics)
         aborted = output.finish_reason == "abort"
         events = self._sequence.end(None if prepared and not aborted else output.finish_reason, usage, metrics)
         keep = self._session_store if self._body.store is False else self._service.store

@@ -1,0 +1,290 @@
+"""Adapters over every endpoint, and loading them while the server runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cudaprefill.adapters import AdapterRegistry
+from tests.adapters.by_hand import TARGET, write_prompt_adapter
+from tests.engine.harness import MAX_MODEL_LEN, expected, text_of
+from tests.server.chat_server import ChatServer, Socket
+from tests.server.running import MODEL, RunningServer
+
+NUM_VIRTUAL = 64
+PROMPT = [7, 8, 9] * 7
+VIRTUAL = [-1 - position for position in range(NUM_VIRTUAL)]
+GREEDY = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
+
+
+class AdapterServer(RunningServer):
+    """Has the adapters `first` and `second`, of 64 virtual tokens each; more may be loaded from `folder`."""
+
+    folder: Path
+
+    def make_adapters(self) -> AdapterRegistry:
+        registry = AdapterRegistry(TARGET)
+        for name in ("first", "second"):
+            registry.load(name, self.folder / name)
+        return registry
+
+    def _build(self) -> Any:
+        for seed, name in enumerate(("first", "second", "third")):
+            write_prompt_adapter(self.folder / name, NUM_VIRTUAL, seed)
+        return super()._build()
+
+
+class ChatAdapterServer(AdapterServer, ChatServer):
+    def _build(self) -> Any:
+        parts = super()._build()
+        object.__setattr__(parts.input_processor, "adapters", self.make_adapters())
+        return parts
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("adapters")
+    server = AdapterServer(config={"allow_runtime_adapters": str(folder)})
+    server.folder = folder
+    with server:
+        yield server
+
+
+def complete(client: httpx.Client, model: str, prompt: list[int] = PROMPT, **fields: Any) -> dict[str, Any]:
+    response = client.post("/v1/completions", json={"model": model, "prompt": prompt, **GREEDY, **fields})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_the_models_are_listed_with_their_parent(server: AdapterServer) -> None:
+    with server.client() as client:
+        models = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
+        assert list(models) == [MODEL, "first", "second"]
+        assert models[MODEL]["parent"] is None
+        assert models["first"]["parent"] == MODEL
+        assert (models["first"]["kind"], models["first"]["virtual_tokens"]) == ("prompt tuning", NUM_VIRTUAL)
+        assert models["first"]["max_model_len"] == MAX_MODEL_LEN - NUM_VIRTUAL
+        assert client.get("/v1/models/second").json() == models["second"]
+
+
+def test_a_request_names_its_adapter_as_its_model(server: AdapterServer) -> None:
+    """The fake model continues what it finds in the KV cache, virtual tokens among it."""
+    with server.client() as client:
+        answers = {name: complete(client, name) for name in (MODEL, "first", "second")}
+    for name, answer in answers.items():
+        prompt = PROMPT if name == MODEL else VIRTUAL + PROMPT
+        assert answer["model"] == name
+        assert answer["choices"][0]["text"] == text_of(expected(prompt)[:5])
+
+
+def test_usage_counts_the_text_and_tells_of_virtual_tokens_apart(server: AdapterServer) -> None:
+    with server.client() as client:
+        usages = [complete(client, name)["usage"] for name in ("first", "first", "second", MODEL, MODEL)]
+    counted = [(usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) for usage in usages]
+    assert counted == [(21, 5, 26)] * 5
+    details = [usage["prompt_tokens_details"] for usage in usages]
+    virtual = {"virtual_tokens": 64}
+    assert details == [
+        {"cached_tokens": 0, **virtual, "cached_virtual_tokens": 0},
+        {"cached_tokens": 16, **virtual, "cached_virtual_tokens": 64},
+        {"cached_tokens": 0, **virtual, "cached_virtual_tokens": 0},
+        {"cached_tokens": 0},
+        {"cached_tokens": 16},
+    ]
+
+
+def test_no_hit_between_salts_adapters_and_plain_prompts(server: AdapterServer) -> None:
+    with server.client() as client:
+        prompt = [3] * 48
+        asked: list[tuple[str, dict[str, Any]]] = [
+            (MODEL, {"cache_salt": "first"}),
+            (MODEL, {"cache_salt": "second"}),
+            (MODEL, {}),
+            ("first", {}),
+            ("first", {"cache_salt": "first"}),
+            ("second", {"cache_salt": "first"}),
+        ]
+        for model, fields in asked:
+            details = complete(client, model, prompt, **fields)["usage"]["prompt_tokens_details"]
+            assert details["cached_tokens"] == 0
+            assert details.get("cached_virtual_tokens", 0) == 0
+        for model, fields in asked:
+            details = complete(client, model, prompt, **fields)["usage"]["prompt_tokens_details"]
+            assert details["cached_tokens"] == 32
+
+
+def test_a_prompt_that_fits_only_without_the_virtual_tokens(server: AdapterServer) -> None:
+    prompt = [3] * (MAX_MODEL_LEN - NUM_VIRTUAL)
+    with server.client() as client:
+        complete(client, MODEL, prompt)
+        error = client.post("/v1/completions", json={"model": "first", "prompt": prompt}).json()["error"]
+        assert error["message"].startswith("the prompt has 448 tokens behind 64 virtual ones and leaves no room")
+        length = complete(client, "first", prompt[:-2], max_tokens=9)["usage"]
+        assert length["completion_tokens"] == 2
+
+
+def test_tokenize_knows_the_adapters(server: AdapterServer) -> None:
+    with server.client() as client:
+        answers = [client.post("/tokenize", json={"model": name, "prompt": "ABC"}).json() for name in (MODEL, "first")]
+        assert answers[0] == answers[1]
+        assert client.post("/tokenize", json={"model": "nobody", "prompt": "ABC"}).status_code == 404
+
+
+def test_chat_and_responses(tmp_path: Path) -> None:
+    server = ChatAdapterServer()
+    server.folder = tmp_path
+    with server, server.client() as client:
+        messages = [{"role": "user", "content": "hello there"}]
+        fields = {"temperature": 0, "messages": messages, "max_tokens": 3}
+        answers = [client.post("/v1/chat/completions", json={"model": "first", **fields}).json() for _ in range(2)]
+        assert answers[0]["model"] == "first"
+        details = [answer["usage"]["prompt_tokens_details"] for answer in answers]
+        assert [each["cached_virtual_tokens"] for each in details] == [0, 64]
+
+        body = {"model": "second", "input": "hello there", "temperature": 0, "max_output_tokens": 3}
+        response = client.post("/v1/responses", json=body).json()
+        assert response["model"] == "second"
+        assert response["usage"]["input_tokens_details"]["virtual_tokens"] == 64
+        assert response["usage"]["input_tokens_details"]["cached_virtual_tokens"] == 0
+        socket = Socket(server)
+        socket.create("hello there", model="second", max_output_tokens=3)
+        last = socket.until("response.completed", "response.incomplete")[-1]["response"]
+        assert last["usage"]["input_tokens_details"]["cached_virtual_tokens"] == 64
+        assert last["usage"]["input_tokens"] == response["usage"]["input_tokens"]
+        socket.create("hello", model="nobody")
+        assert socket.until("error")[-1]["error"]["code"] == "model_not_found"
+        socket.raw.close()
+
+
+# --- Loading and unloading ---
+
+
+def post(client: httpx.Client, what: str, **body: Any) -> httpx.Response:
+    return client.post(f"/v1/{what}_lora_adapter", json=body)
+
+
+@pytest.fixture
+def third(server: AdapterServer) -> Iterator[httpx.Client]:
+    """A client; what was loaded as `third` is unloaded after the test."""
+    with server.client() as client:
+        yield client
+        post(client, "unload", lora_name="third")
+
+
+def test_load_use_unload(server: AdapterServer, third: httpx.Client) -> None:
+    loaded = post(third, "load", lora_name="third", lora_path="third")
+    assert (loaded.status_code, loaded.text) == (200, "Success: adapter 'third' was loaded.")
+    assert complete(third, "third")["usage"]["prompt_tokens_details"]["cached_virtual_tokens"] == 0
+    assert "third" in [model["id"] for model in third.get("/v1/models").json()["data"]]
+    unloaded = post(third, "unload", lora_name="third")
+    assert (unloaded.status_code, unloaded.text) == (200, "Success: adapter 'third' was unloaded.")
+    assert third.post("/v1/completions", json={"model": "third", "prompt": "A"}).status_code == 404
+    assert post(third, "unload", lora_name="third").status_code == 404
+
+
+def test_another_adapter_under_the_same_name_finds_none_of_the_old_blocks(
+    server: AdapterServer, third: httpx.Client
+) -> None:
+    hits = []
+    for number, seed in enumerate((5, 6, 5)):
+        path = write_prompt_adapter(server.folder / f"version-{number}", NUM_VIRTUAL, seed)
+        assert post(third, "load", lora_name="third", lora_path=str(path)).status_code == 200
+        hits.append(complete(third, "third")["usage"]["prompt_tokens_details"]["cached_virtual_tokens"])
+        assert post(third, "unload", lora_name="third").status_code == 200
+    assert hits == [0, 0, 64]  # the same content is the same adapter
+
+
+def test_an_unload_waits_for_running_requests_and_refuses_new_ones(server: AdapterServer, third: httpx.Client) -> None:
+    assert post(third, "load", lora_name="third", lora_path="third").status_code == 200
+    adapter = server.state.engine.adapters.get("third")
+    answers: dict[str, Any] = {}
+
+    def ask() -> None:
+        with server.client() as client:
+            answers["complete"] = complete(client, "third")
+
+    def unload() -> None:
+        with server.client() as client:
+            answers["unload"] = post(client, "unload", lora_name="third").status_code
+
+    server.runner.gate.clear()
+    threads = [threading.Thread(target=ask), threading.Thread(target=unload)]
+    threads[0].start()
+    server.wait_until(lambda: adapter.num_uses == 1, "the request to arrive")
+    threads[1].start()
+    server.wait_until(lambda: "third" not in server.state.engine.adapters, "the name to go")
+    assert third.post("/v1/completions", json={"model": "third", "prompt": "A"}).status_code == 404
+    assert answers == {}
+    server.runner.gate.set()
+    for thread in threads:
+        thread.join()
+    assert answers["unload"] == 200
+    assert answers["complete"]["choices"][0]["text"] == text_of(expected(VIRTUAL + PROMPT)[:5])
+
+
+def test_what_cannot_be_loaded(server: AdapterServer, third: httpx.Client) -> None:
+    write_prompt_adapter(server.folder / "wrong", NUM_VIRTUAL, token_dim=4)
+    for name, path, reason in (
+        ("third", "wrong", "token_dim is 4, but the model has the hidden size 96"),
+        ("first", "first", "an adapter 'first' is loaded already"),
+        (MODEL, "first", "is the name of the model"),
+        ("", "first", "must be printable and not empty"),
+        ("third", "nowhere", "is not a folder"),
+    ):
+        response = post(third, "load", lora_name=name, lora_path=path)
+        assert response.status_code == 400, response.text
+        assert reason in response.json()["error"]["message"]
+
+
+def test_adapters_come_from_inside_the_folder_alone(server: AdapterServer, third: httpx.Client, tmp_path: Path) -> None:
+    outside = write_prompt_adapter(tmp_path / "outside", NUM_VIRTUAL)
+    inside = server.folder / "links"
+    inside.mkdir()
+    os.symlink(outside, inside / "folder")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        (inside / f"with {file}").mkdir()
+        for each in ("adapter_config.json", "adapter_model.safetensors"):
+            target = outside if each == file else server.folder / "first"
+            os.symlink(target / each, inside / f"with {file}" / each)
+    os.symlink(inside / "loop", inside / "loop")
+    for path in (
+        str(outside),
+        os.path.relpath(outside, server.folder),
+        "first/../../" + os.path.relpath(outside, server.folder.parent),
+        "links/folder",
+        "links/with adapter_config.json",
+        "links/with adapter_model.safetensors",
+        "links/loop",
+        "..",
+        "/",
+        "\0",
+    ):
+        response = post(third, "load", lora_name="third", lora_path=path)
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == "lora_path", path
+    os.symlink(server.folder / "second", inside / "inside")
+    assert post(third, "load", lora_name="third", lora_path="links/inside").status_code == 200
+
+
+def test_off_unless_a_folder_is_named() -> None:
+    with RunningServer() as server, server.client() as client:
+        for response in (
+            post(client, "load", lora_name="third", lora_path="third"),
+            post(client, "unload", lora_name="third"),
+        ):
+            assert response.status_code == 403
+            assert response.json()["error"]["code"] == "runtime_adapters_not_allowed"
+
+
+def test_an_adapter_with_the_name_of_the_model_stops_the_start(tmp_path: Path) -> None:
+    server = AdapterServer(config={"served_model_names": ("base", "first")})
+    server.folder = tmp_path
+    with pytest.raises(ValueError, match="'first' is the name of an adapter and of the model"):
+        server.__enter__()
