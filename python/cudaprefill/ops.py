@@ -168,9 +168,11 @@ def lora_tiles(b: Tensor) -> Tensor:
     return padded.view(rank, -1, LORA_TILE).transpose(0, 1).contiguous()
 
 
-def lora_parts(adapters: Sequence[Sequence[LoraPart]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """`parts` and `scales` of `add_lora` for the parts of each adapter. They hold addresses: keep what they lie in."""
-    num_parts = max((len(parts) for parts in adapters), default=0)
+def lora_parts(adapters: Sequence[Sequence[LoraPart]], device: torch.device, num_parts: int) -> tuple[Tensor, Tensor]:
+    """`parts` and `scales` of `add_lora` for the parts of each adapter, at most `num_parts`.
+
+    They hold addresses: keep the matrices.
+    """
     table = torch.zeros((len(adapters), num_parts, 6), dtype=torch.int64)
     scales = torch.zeros((len(adapters), num_parts))
     for row, adapter in enumerate(adapters):

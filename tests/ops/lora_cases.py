@@ -35,7 +35,7 @@ class LoraCase:
         """`out` after the call, a copy: it is put back as it was."""
         before = self.out.clone()
         device = self.stored[0][0].a.device if self.stored and self.stored[0] else torch.device("cpu")
-        parts, scales = lora_parts(self.stored, device)
+        parts, scales = lora_parts(self.stored, device, max(map(len, self.stored), default=0))
         starts = torch.tensor([0, *(len(rows) for rows in self.rows)]).cumsum(0)
         row_ids = torch.tensor([row for rows in self.rows for row in rows])
         ops.add_lora(self.out, self.x, row_ids.int(), starts.int(), parts, scales)

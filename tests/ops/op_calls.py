@@ -16,7 +16,7 @@ _LORA_PARTS = [
     [LoraPart(torch.randn(rank, 48), lora_tiles(torch.randn(48, rank)), 0.5, first, 48) for first in (0, 48)]
     for rank in (4, 1, 9)
 ]
-_LORA = lora_parts(_LORA_PARTS, torch.device("cpu"))
+_LORA = lora_parts(_LORA_PARTS, torch.device("cpu"), 2)
 
 
 def right_arguments(op: str) -> dict[str, Any]:

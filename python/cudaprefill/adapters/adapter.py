@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from cudaprefill.adapters.errors import UnknownAdapterError
+from cudaprefill.adapters.lora_weights import LoraWeights
 from cudaprefill.adapters.virtual_tokens import NO_VIRTUAL_TOKENS, VirtualTokens
 from cudaprefill.models.config import ModelConfig
 
@@ -33,6 +34,7 @@ class Adapter:
     content_hash: of the configuration and all tensors, so a name that is loaded again with other content is another
         adapter, and the same content under two names shares its blocks.
     virtual_tokens: what it puts in front of each prompt.
+    lora: what it adds to linear layers.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Adapter:
         kind: str,
         content_hash: bytes,
         virtual_tokens: VirtualTokens = NO_VIRTUAL_TOKENS,
+        lora: LoraWeights | None = None,
     ) -> None:
         self.name = name
         self.folder = folder
         self.kind = kind
         self.content_hash = content_hash
         self.virtual_tokens = virtual_tokens
+        self.lora = lora
         self.loaded_at = time.time()  # seconds since 1970
         self._lock = threading.Lock()
         self._num_uses = 0

@@ -14,6 +14,7 @@ from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError, UnknownAdapterError
 from cudaprefill.adapters.files import read_config, read_tensors
+from cudaprefill.adapters.lora import load_lora_adapter
 from cudaprefill.adapters.prefix import load_prefix_adapter
 from cudaprefill.adapters.prompt import load_prompt_adapter
 
@@ -24,6 +25,7 @@ LOADERS: dict[str, Loader] = {
     "PROMPT_TUNING": load_prompt_adapter,
     "P_TUNING": load_prompt_adapter,
     "PREFIX_TUNING": load_prefix_adapter,
+    "LORA": load_lora_adapter,
 }
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from cudaprefill.adapters.lora_batch import LoraBatch
     from cudaprefill.engine.schedule import BatchArrays
 
 
@@ -48,6 +49,7 @@ class Batch:
     num_decodes: int
     embedded: EmbeddedRows | None = None
     given_kv: tuple[GivenKV, ...] = ()  # written before the forward pass
+    lora: LoraBatch | None = None  # None: no row uses a LoRA adapter
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,8 @@ their inputs from buffers that never move; rows that a step leaves over are padd
     5 decodes ──copied──▶ buffers, rows 0 .. 4                 ──graph of size 8──▶ hidden, rows 0 .. 7
                           rows 5 .. 7: slot -1, length 0                            rows 0 .. 4 ──eagerly──▶ logits
 
-Padding writes no KV, attends to nothing, and is left out of the logits.
+Padding writes no KV, attends to nothing, and is left out of the logits. Steps with rows of LoRA adapters run eagerly:
+which matrices they multiply by, and how many kernels that takes, is another thing in every step.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class DecodeGraphRunner(ModelRunner):
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
         num_decodes = batch.num_decodes
-        if batch.num_chunks or num_decodes > self._sizes[-1]:
+        if batch.num_chunks or num_decodes > self._sizes[-1] or batch.lora is not None:
             return super().run(batch)
         size = next(size for size in self._sizes if size >= num_decodes)
         self.prepare_cache(batch)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from cudaprefill.adapters.lora_batch import LoraBatches
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.output_delta import OutputDelta
@@ -49,6 +50,7 @@ class Engine:
         self.device = device
         self.on_step = on_step
         self._clock = clock
+        self._lora = LoraBatches(device)
         self._sampler = Sampler()
         self._outputs = OutputProcessor(tokenizer, scheduler.finish)
 
@@ -110,7 +112,7 @@ class Engine:
             self._outputs.record_scheduled(chunk.request, start)
         try:
             batch = Batch.from_arrays(self.scheduler.build(schedule), self.device)
-            batch = with_virtual_rows(batch, schedule)
+            batch = self._lora.with_lora_rows(with_virtual_rows(batch, schedule), schedule)
             logits, broken = self._run(batch, schedule)
             samples, errors = self._sample(logits, schedule)
             errors |= {place: broken[r] for place, r in enumerate(schedule.sampled) if r in broken}

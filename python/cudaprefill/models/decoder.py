@@ -74,7 +74,9 @@ class Decoder:
 
         Needs at least one token, position ids within the RoPE table, and to be called under torch.inference_mode().
         """
-        config, linear = self.config, self._linear
+        config, linear, lora = self.config, self._linear, batch.lora
+        if lora is not None:
+            linear = lora.linear_with(linear, self.weights.layers)
         eps, window, scale = config.rms_norm_eps, config.window, config.head_size**-0.5
         heads = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
         num_tokens, num_decodes, has_chunks = batch.num_tokens, batch.num_decodes, batch.num_chunks > 0

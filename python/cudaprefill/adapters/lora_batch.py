@@ -1,0 +1,165 @@
+"""Which rows of a step use which LoRA adapter.
+
+    schedule:  decodes a, b, a, base | chunk of b, 3 tokens | chunk of base, 2 tokens
+    rows:              0  1  2  3      4  5  6                7  8
+    row_ids:   0 2 | 1 4 5 6           in the order of the adapters; those of base are nowhere
+    row_starts: 0    2         6
+
+The tables of matrices are made anew when an adapter comes that they do not name, the rows when a step has others than
+the step before: while the same requests decode on, a step costs nothing here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cudaprefill import ops
+from cudaprefill.adapters.lora_weights import NUM_PARTS
+from cudaprefill.engine.device_tensor import device_tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from cudaprefill.adapters.lora_weights import LoraWeights
+    from cudaprefill.engine.batch import Batch
+    from cudaprefill.engine.request_queue import RequestRows
+    from cudaprefill.engine.schedule import Chunk, Schedule
+    from cudaprefill.models.block_matrix import Matrix
+    from cudaprefill.models.weights import LayerWeights
+
+Linear = Callable[[Tensor, "Matrix", "Tensor | None"], Tensor]
+
+# Adapters without rows that stay in the tables in case they get some again.
+_MAX_IDLE = 32
+
+
+class LoraTables:
+    """`parts` and `scales` of `add_lora` for each fused matrix of each layer.
+
+    They name memory by address and keep no adapter alive: the requests of a step do, as long as it runs.
+    """
+
+    def __init__(self, adapters: Sequence[LoraWeights], device: torch.device) -> None:
+        self.places = weakref.WeakKeyDictionary({adapter: place for place, adapter in enumerate(adapters)})
+        self.num_adapters = len(adapters)
+        self._by_layer: dict[str, list[tuple[Tensor, Tensor] | None]] = {}
+        for matrix in NUM_PARTS:
+            parts = torch.stack([adapter.parts[matrix] for adapter in adapters], dim=1)
+            scales = torch.stack([adapter.scales[matrix] for adapter in adapters], dim=1)
+            used = parts.flatten(1).any(dim=1).tolist()
+            pairs = zip(used, parts.to(device), scales.to(device), strict=True)
+            self._by_layer[matrix] = [(parts, scales) if any_ else None for any_, parts, scales in pairs]
+        self._layers: Sequence[LayerWeights] = ()
+        self._by_matrix: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def by_matrix(self, layers: Sequence[LayerWeights]) -> Mapping[int, tuple[Tensor, Tensor]]:
+        """The tables of those of a model's matrices that any adapter adds to, by the identity of the matrix."""
+        if layers is not self._layers:
+            self._layers = layers
+            self._by_matrix = {
+                id(getattr(layer, matrix)): table
+                for matrix, tables in self._by_layer.items()
+                for layer, table in zip(layers, tables, strict=True)
+                if table is not None
+            }
+        return self._by_matrix
+
+
+@dataclass(frozen=True)
+class LoraBatch:
+    """The rows of one step's adapters."""
+
+    tables: LoraTables
+    row_ids: Tensor  # [rows] int32
+    row_starts: Tensor  # [tables.num_adapters + 1] int32
+
+    def linear_with(self, linear: Linear, layers: Sequence[LayerWeights]) -> Linear:
+        """`linear`, followed by what the adapters add to it; `layers` are those of the model it is used for."""
+        tables, row_ids, row_starts = self.tables.by_matrix(layers), self.row_ids, self.row_starts
+
+        def linear_with_lora(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+            out = linear(x, weight, bias)
+            table = tables.get(id(weight))
+            if table is not None:
+                ops.add_lora(out, x, row_ids, row_starts, *table)
+            return out
+
+        return linear_with_lora
+
+
+class LoraBatches:
+    """Makes the `LoraBatch` of each step, from that of the step before where it can."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tables: LoraTables | None = None
+        self._decodes: weakref.ref[RequestRows] | None = None
+        self._decode_rows: list[tuple[weakref.ref[LoraWeights], NDArray[np.int32]]] = []
+        self._decode_batch: LoraBatch | None = None
+
+    def with_lora_rows(self, batch: Batch, schedule: Schedule) -> Batch:
+        """The batch of a step, with the rows of its adapters. Most steps have none."""
+        if self._decodes is None or self._decodes() is not schedule.decodes:
+            self._take_decodes(schedule.decodes)
+        lora = self._with_chunks(schedule) if schedule.chunks else self._decode_batch
+        return batch if lora is None else replace(batch, lora=lora)
+
+    def _take_decodes(self, decodes: RequestRows) -> None:
+        rows: dict[LoraWeights, list[int]] = {}
+        for row, request in enumerate(decodes.requests):
+            if request.adapter is not None and request.adapter.lora is not None:
+                rows.setdefault(request.adapter.lora, []).append(row)
+        arrays = {adapter: np.array(of_adapter, np.int32) for adapter, of_adapter in rows.items()}
+        self._decodes = weakref.ref(decodes)
+        self._decode_rows = [(weakref.ref(adapter), array) for adapter, array in arrays.items()]
+        self._decode_batch = self._batch({adapter: [array] for adapter, array in arrays.items()})
+
+    def _with_chunks(self, schedule: Schedule) -> LoraBatch | None:
+        rows: dict[LoraWeights, list[NDArray[np.int32]]] = {}
+        for reference, array in self._decode_rows:
+            adapter = reference()
+            assert adapter is not None  # its requests are in the schedule
+            rows[adapter] = [array]
+        for adapter, first, length in _chunk_rows(schedule.chunks, len(schedule.decodes.requests)):
+            rows.setdefault(adapter, []).append(np.arange(first, first + length, dtype=np.int32))
+        return self._batch(rows)
+
+    def _batch(self, rows: Mapping[LoraWeights, list[NDArray[np.int32]]]) -> LoraBatch | None:
+        if not rows:
+            return None
+        tables = self._tables_for(rows)
+        by_place = sorted((tables.places[adapter], arrays) for adapter, arrays in rows.items())
+        counts = np.zeros(tables.num_adapters, np.int32)
+        for place, arrays in by_place:
+            counts[place] = sum(map(len, arrays))
+        row_ids = np.concatenate([array for _, arrays in by_place for array in arrays])
+        row_starts = np.concatenate(([0], counts.cumsum()))
+        return LoraBatch(
+            tables,
+            device_tensor(row_ids, torch.int32, self._device),
+            device_tensor(row_starts, torch.int32, self._device),
+        )
+
+    def _tables_for(self, adapters: Iterable[LoraWeights]) -> LoraTables:
+        wanted = list(adapters)
+        known = [] if self._tables is None else list(self._tables.places)
+        if self._tables is None or not set(wanted) <= set(known):
+            idle = [adapter for adapter in known if adapter not in set(wanted)]
+            self._tables = LoraTables([*wanted, *idle[:_MAX_IDLE]], self._device)
+        return self._tables
+
+
+def _chunk_rows(chunks: Sequence[Chunk], first: int) -> Iterable[tuple[LoraWeights, int, int]]:
+    """Adapter, first row and number of rows of each chunk that has one; the rows of the chunks begin at `first`."""
+    for chunk in chunks:
+        adapter = chunk.request.adapter
+        if adapter is not None and adapter.lora is not None:
+            yield adapter.lora, first, chunk.length
+        first += chunk.length
