@@ -1,11 +1,14 @@
 """Tuning on the real model: what --itl-target-ms does beside fixed budgets, and how well a replay predicts.
 
-    python benchmarks/tuning.py target  [--target 120] [--budgets 64,128,256,512,2048]
+    python benchmarks/tuning.py target  [--targets auto,120] [--budgets 64,128,256,512,2048]
+    python benchmarks/tuning.py batch
     python benchmarks/tuning.py predict [--budgets 128,256,512] [--rate 0.6]
     python benchmarks/tuning.py prefix
 
 target   Four chats stream while a prompt of 3,200 tokens arrives: the gaps between the chats' tokens until its first
          token, and its TTFT beside that of the same prompt alone.
+batch    What the target of a CPU costs in throughput: requests that come all at once, and clients that ask again when
+         they are answered, with "auto" and without a target by turns.
 predict  Records a run at the first budget, replays it at each, runs each for real, and compares. The same with the
          arrivals closer together.
 prefix   A question behind a long shared text, cold and cached.
@@ -30,9 +33,12 @@ from typing import Any
 import numpy as np
 
 from cudaprefill import LLM, SamplingParams
+from cudaprefill.config import parse_itl_target
+from cudaprefill.engine.factory import TOKEN_BUDGET
 from cudaprefill.observe.direct_hub import DirectHub
 from cudaprefill.observe.trace import Trace, TraceHeader, TraceWriter, read_trace
 from cudaprefill.outputs import RequestOutput
+from cudaprefill.protocol.itl_target import ItlTarget, itl_target_text
 from cudaprefill.tune.figures import Figures, recorded_run, relative_errors
 from cudaprefill.tune.replay import replay
 from cudaprefill.tune.report import Row, table
@@ -44,6 +50,8 @@ from cudaprefill.tune.workload import SyntheticTraffic, Workload
 LONG, CHATS, CHAT_PROMPT = 3200, 4, 64
 VOCABULARY = 40_000  # token ids that every model at hand has
 LARGEST_BUDGET = 4096  # that the engine is made for
+DEFAULT_BUDGET = TOKEN_BUDGET["cpu"]
+BATCH, BATCH_PROMPT, BATCH_TOKENS = 16, 390, 64
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -96,9 +104,11 @@ def _gaps_between(chat: RequestOutput, begin: float, end: float) -> list[float]:
 
 
 def measure_target(flags: argparse.Namespace) -> dict[str, Any]:
-    settings = [{"max_num_batched_tokens": budget, "itl_target_ms": 0.0} for budget in flags.budgets]
-    settings.append({"max_num_batched_tokens": LARGEST_BUDGET, "itl_target_ms": flags.target})
-    figures: dict[str, Any] = {"target_ms": flags.target, "settings": []}
+    settings: list[dict[str, Any]] = [
+        *({"max_num_batched_tokens": budget, "itl_target_ms": 0.0} for budget in flags.budgets),
+        *({"max_num_batched_tokens": DEFAULT_BUDGET, "itl_target_ms": target} for target in flags.targets),
+    ]
+    figures: dict[str, Any] = {"settings": []}
     with LLM(max_num_batched_tokens=LARGEST_BUDGET, max_num_seqs=16) as llm:
         print(llm.info)
         undisturbed_ttft(llm, 1)
@@ -107,7 +117,7 @@ def measure_target(flags: argparse.Namespace) -> dict[str, Any]:
             alone, ttfts = [], []
             for repeat in range(flags.repeats):
                 seed = 1000 * (number + 1) + 100 * repeat
-                llm.change_settings(max_num_batched_tokens=LARGEST_BUDGET, itl_target_ms=0.0)
+                llm.change_settings(max_num_batched_tokens=DEFAULT_BUDGET, itl_target_ms=0.0)
                 alone.append(undisturbed_ttft(llm, seed + 50))
                 llm.change_settings(**chosen)
                 more, ttft = chats_and_a_long_prompt(llm, seed)
@@ -123,12 +133,66 @@ def measure_target(flags: argparse.Namespace) -> dict[str, Any]:
                 "ratio": statistics.median(ttfts) / statistics.median(alone),
             }
             figures["settings"].append(row)
-            name = (
-                f"target {flags.target:g} ms" if chosen["itl_target_ms"] else f"budget {row['max_num_batched_tokens']}"
-            )
+            target = itl_target_text(chosen["itl_target_ms"])
+            name = f"target {target}" if chosen["itl_target_ms"] else f"budget {row['max_num_batched_tokens']}"
             print(
-                f"{name:14} chats' ITL p50 {row['itl_p50_ms']:6.1f}, p99 {row['itl_p99_ms']:6.1f}, "
+                f"{name:19} chats' ITL p50 {row['itl_p50_ms']:6.1f}, p99 {row['itl_p99_ms']:6.1f}, "
                 f"max {row['itl_max_ms']:6.1f} ms; TTFT {row['ttft_s']:.2f} s, {row['ratio']:.2f} times as alone"
+            )
+    return figures
+
+
+# --- batch ---
+
+
+def at_once(llm: LLM, seed: int) -> float:
+    """Seconds until the last of 16 requests has ended."""
+    start = time.perf_counter()
+    llm.generate([prompt(BATCH_PROMPT, seed + number) for number in range(BATCH)], greedy(BATCH_TOKENS))
+    return time.perf_counter() - start
+
+
+def in_turn(llm: LLM, seed: int) -> float:
+    """Seconds until 8 clients, of which each asks again as soon as it is answered, have had 16 answers between them."""
+    seeds = iter(range(seed, seed + BATCH))
+    lock = threading.Lock()
+
+    def ask() -> None:
+        while True:
+            with lock:
+                mine = next(seeds, None)
+            if mine is None:
+                return
+            llm.stream(prompt(BATCH_PROMPT, mine), greedy(BATCH_TOKENS)).wait()
+
+    clients = [threading.Thread(target=ask) for _ in range(BATCH // 2)]
+    start = time.perf_counter()
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    return time.perf_counter() - start
+
+
+def measure_batch(flags: argparse.Namespace) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    with LLM(max_num_seqs=BATCH) as llm:
+        print(llm.info)
+        at_once(llm, 0)
+        for name, run in (("all at once", at_once), ("8 clients in turn", in_turn)):
+            seconds: dict[str, list[float]] = {"auto": [], "none": []}
+            for repeat in range(flags.repeats):
+                order: tuple[ItlTarget, ...] = ("auto", 0.0) if repeat % 2 else (0.0, "auto")
+                for target in order:
+                    llm.change_settings(itl_target_ms=target)
+                    taken = run(llm, 1000 * (2 * repeat + (target == "auto") + 1))
+                    seconds["auto" if target == "auto" else "none"].append(taken)
+            ratios = [auto / none for auto, none in zip(seconds["auto"], seconds["none"], strict=True)]
+            figures[name] = {"seconds": seconds, "ratios": ratios, "ratio": statistics.median(ratios)}
+            print(
+                f"{BATCH} x ({BATCH_PROMPT}, {BATCH_TOKENS}), {name:18} auto {statistics.median(seconds['auto']):.2f} "
+                f"s, no target {statistics.median(seconds['none']):.2f} s: {figures[name]['ratio']:.3f} "
+                f"(from {min(ratios):.3f} to {max(ratios):.3f})"
             )
     return figures
 
@@ -236,8 +300,10 @@ def measure_prefix(flags: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=("target", "predict", "prefix"))
-    parser.add_argument("--target", type=float, default=120.0, metavar="MS")
+    parser.add_argument("experiment", choices=("target", "batch", "predict", "prefix"))
+    parser.add_argument(
+        "--targets", type=lambda text: [*map(parse_itl_target, text.split(","))], default="auto,120", metavar="MS,..."
+    )
     parser.add_argument("--budgets", type=lambda text: [int(item) for item in text.split(",")], metavar="N,...")
     parser.add_argument("--rate", type=float, default=0.6, help="requests a second of predict")
     parser.add_argument("--requests", type=int, default=60, help="of predict")
@@ -246,7 +312,12 @@ def main() -> int:
     flags = parser.parse_args()
     if flags.budgets is None:
         flags.budgets = [64, 128, 256, 512, 2048] if flags.experiment == "target" else [256, 128, 1024]
-    measure = {"target": measure_target, "predict": measure_predict, "prefix": measure_prefix}[flags.experiment]
+    measure = {
+        "target": measure_target,
+        "batch": measure_batch,
+        "predict": measure_predict,
+        "prefix": measure_prefix,
+    }[flags.experiment]
     figures = measure(flags)
     if flags.json:
         flags.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -23,6 +23,7 @@ from cudaprefill.engine.request import Request
 from cudaprefill.engine.request_stream import AsyncRequestStream
 from cudaprefill.errors import EngineDeadError
 from cudaprefill.observe.event_hub import EventHub
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.sampling_params import SamplingParams
 from cudaprefill.text.chat_template import Message
@@ -155,7 +156,7 @@ class AsyncEngine:
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> EngineSettings:
         """Changes those that are given, from the next step on, and returns all. An `itl_target_ms` of 0 takes it away.
 

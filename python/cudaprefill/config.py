@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cudaprefill.presets import PRESETS
+from cudaprefill.protocol.itl_target import ItlTarget
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 BLOCK_SIZES = (16, 32, 64)
@@ -48,7 +49,8 @@ class EngineConfig:
     max_num_seqs: int | None = None  # requests that run at once; None: 256, or the budget if that is smaller
     max_model_len: int | None = None  # prompt plus output of one request; None: what the model was made for
     long_prefill_token_threshold: int = 0  # most tokens of one prompt in one step while others wait; 0: automatic
-    itl_target_ms: float | None = None  # chunks are cut so that a step with decodes lasts no longer; None, 0: no target
+    # Chunks are cut so that a step with decodes lasts no longer; 0: no target; None: "auto" on a CPU, 0 on a GPU.
+    itl_target_ms: ItlTarget | None = None
     max_num_queued_reqs: int | None = None  # waiting requests before new ones are refused; None: no limit
     kv_cache_dtype: str = "auto"  # auto: as the activations
     kv_cache_memory: int | None = None  # bytes of KV cache on a CPU; None: 2 GiB
@@ -110,11 +112,23 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} must be at most {most}, got {value}")
 
 
-def check_itl_target(value: object) -> float | None:
-    """The target as it is, None for 0. Raises ValueError for what is no number of milliseconds."""
+def check_itl_target(value: object) -> ItlTarget | None:
+    """The target as it is, None for 0. Raises ValueError for what is no target."""
+    if value == "auto":
+        return "auto"
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ValueError(f"itl_target_ms must be a number of milliseconds, or 0 for no target, got {value!r}")
+        raise ValueError(f'itl_target_ms must be a number of milliseconds, 0 for no target, or "auto", got {value!r}')
     return float(value) or None
+
+
+def parse_itl_target(text: str) -> ItlTarget:
+    """Raises ValueError for what is no target."""
+    target = text.strip()
+    try:
+        value = target if target == "auto" else float(target)
+    except ValueError:
+        value = target
+    return check_itl_target(value) or 0.0
 
 
 def parse_count(text: str) -> int:

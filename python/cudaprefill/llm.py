@@ -22,6 +22,7 @@ from cudaprefill.observe.direct_hub import DirectHub, Listener
 from cudaprefill.observe.explain import Account, ExplainLog, explain
 from cudaprefill.observe.explain.work import cost_of
 from cudaprefill.outputs import RequestOutput
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.sampling_params import SamplingParams
 from cudaprefill.text.chat_template import Message
@@ -157,7 +158,7 @@ class LLM:
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> EngineSettings:
         """Changes those that are given, from the next step on, and returns all. An `itl_target_ms` of 0 takes it away.
 
@@ -180,7 +181,14 @@ class LLM:
         if self._log is None:
             raise ValueError("nothing was kept of the requests: make the LLM with keep_requests=True")
         cost = self._engine.call(lambda engine: copy.deepcopy(engine.scheduler.cost)).result()
-        return explain(self._log.history(), request_id, itl_limit=itl_limit, cost=cost_of(cost), now=time.monotonic())
+        return explain(
+            self._log.history(),
+            request_id,
+            itl_limit=itl_limit,
+            cost=cost_of(cost),
+            itl_target_ms=self.settings.itl_target_ms,
+            now=time.monotonic(),
+        )
 
     def close(self) -> None:
         """Ends all requests and the engine's thread. Harmless when repeated."""

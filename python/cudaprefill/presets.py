@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "rag": {
         "cuda": {"enable_prefix_caching": True, "max_num_batched_tokens": 8192},
-        "cpu": {"enable_prefix_caching": True, "max_num_batched_tokens": 512},
+        "cpu": {"enable_prefix_caching": True, "max_num_batched_tokens": 512, "itl_target_ms": "auto"},
     },
     "code": {
         "cuda": {"enable_prefix_caching": True, "max_num_batched_tokens": 32768},
-        "cpu": {"enable_prefix_caching": True, "max_num_batched_tokens": 2048},
+        "cpu": {"enable_prefix_caching": True, "max_num_batched_tokens": 2048, "itl_target_ms": "auto"},
     },
     "chat": {
         "cuda": {"enable_prefix_caching": True, "max_num_batched_tokens": 2048, "itl_target_ms": 50.0},

@@ -50,3 +50,17 @@ def test_an_llm_changes_settings_while_it_is_loaded(tmp_path: Path) -> None:
         assert after[0].outputs[0].token_ids == before[0].outputs[0].token_ids
         with pytest.raises(ValueError, match=r"max_num_batched_tokens \(3\) .* max_num_seqs \(4\)"):
             llm.change_settings(max_num_batched_tokens=3)
+
+
+@pytest.mark.parametrize(("target", "expected"), [(None, "auto"), ("auto", "auto"), (0, None), (80, 80.0)])
+def test_a_cpu_has_a_target_unless_it_is_taken_away(target: Any, expected: Any, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "llama")
+    write_folder(tmp_path, byte_level())
+    config = EngineConfig(model=tmp_path, device="cpu", itl_target_ms=target, kv_cache_memory=2**20)
+    parts = factory.build_engine(config)
+    assert parts.engine.settings.itl_target_ms == expected
+    assert parts.info.itl_target_ms == expected
+
+
+def test_a_gpu_has_no_target_by_itself() -> None:
+    assert factory.DEFAULT_ITL_TARGET["cuda"] is None

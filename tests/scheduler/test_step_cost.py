@@ -56,6 +56,19 @@ def test_a_machine_without_noise_is_learned_exactly(machine: Callable[..., Synth
     assert errors(cost, machine())[-1] < 0.02
 
 
+@given(small=st.integers(1, 64), seed=st.integers(0, 1000))
+def test_a_small_step_after_nothing_but_large_ones_is_learned_at_once(small: int, seed: int) -> None:
+    """Large ones leave open what is base, tokens and pairs; no coefficient is negative, and still one sum must hold."""
+    machine, cost, random_numbers = slow_machine(), StepCost(), random.Random(seed)
+    for decodes in range(6):
+        pairs = random_numbers.uniform(4e4, 1.3e5)
+        work = StepWork(512 - decodes, pairs, decodes, 400 * decodes)
+        cost.observe(work, machine.seconds(work))
+    work = StepWork(small, chunk_pairs(0, small), 8, 3200)
+    cost.observe(work, machine.seconds(work))
+    assert cost.predict(work) == pytest.approx(machine.seconds(work), rel=0.1)
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("noise", [0.05, 0.2])
 def test_noise_is_averaged_out_and_known(machine: Callable[..., SyntheticMachine], noise: float) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from cudaprefill.protocol.account import Account, Part, PrefixAccount, Work
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import (
     EngineDescription,
     EngineSettings,
@@ -170,7 +171,7 @@ class FakeLink(EngineLink):
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> None:
         await self._call("change_settings", max_num_batched_tokens, long_prefill_token_threshold, itl_target_ms)
 

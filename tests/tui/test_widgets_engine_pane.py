@@ -57,6 +57,9 @@ def test_the_live_settings_are_shown_in_words() -> None:
         assert now(pane, "long_prefill_token_threshold") == "now 32 tokens of one prompt a step"
         assert now(pane, "itl_target_ms") == "now 12.5 ms"
         assert entry(pane, "itl_target_ms").value == "12.5"
+        change(engine, view, pane, itl_target_ms="auto")
+        assert now(pane, "itl_target_ms") == "now auto: 150 ms"
+        assert entry(pane, "itl_target_ms").value == "auto"
 
     play(pane, scene)
 
@@ -95,8 +98,8 @@ def test_enter_and_the_button_ask_for_what_was_changed_and_for_nothing_else() ->
         ("max_num_batched_tokens", "", "Token budget must be a whole number, got “”"),
         ("long_prefill_token_threshold", "-1", "Chunk cap must be at least 0, got -1"),
         ("long_prefill_token_threshold", "1.5", "Chunk cap must be a whole number, got “1.5”"),
-        ("itl_target_ms", "nan", "ITL target must be a number of milliseconds, 0 for none, got “nan”"),
-        ("itl_target_ms", "[bold x", "ITL target must be a number of milliseconds, 0 for none, got “[bold x”"),
+        ("itl_target_ms", "nan", "ITL target must be a number of milliseconds, 0 for none, or auto, got “nan”"),
+        ("itl_target_ms", "[bold x", "ITL target must be a number of milliseconds, 0 for none, or auto, got “[bold x”"),
     ],
 )
 def test_a_senseless_value_is_named_and_not_sent(name: str, text: str, problem: str) -> None:

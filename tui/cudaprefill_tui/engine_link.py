@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from cudaprefill.client.engine_view import EngineView
 from cudaprefill.protocol.account import Account
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import ServerMessage, TelemetryBlock, TelemetrySnapshot, TelemetryUpdate
 
 from .backend import Message
@@ -108,7 +109,7 @@ class EngineLink(ABC):
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> None:
         """Raises LinkError, here as below."""
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from textual.message import Message
 
+from cudaprefill.protocol.itl_target import ItlTarget
+
 
 @dataclass
 class MenuChosen(Message):
@@ -89,5 +91,5 @@ class SettingsWanted(Message):
 
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
-    itl_target_ms: float | None = None
+    itl_target_ms: ItlTarget | None = None
     source: str = ""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cudaprefill.client.engine_view import EngineView
 from cudaprefill.protocol.account import Account
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import ServerMessage, TelemetryBlock
 
 from .backend import Message
@@ -112,7 +113,7 @@ class PlaybackLink(EngineLink):
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> None:
         raise LinkError("a recording has no settings to change")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cudaprefill.presets import preset_settings
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import EngineDescription, EngineSettings
 
 
@@ -36,10 +37,15 @@ PRESETS = {
 }
 
 
+def target_text(target: ItlTarget | None) -> str:
+    """As `--itl-target-ms` takes it."""
+    return "auto" if target == "auto" else f"{target or 0:g}"
+
+
 def flags(settings: EngineSettings) -> str:
     """The flags of `cudaprefill serve` that these settings stand for."""
     return (
         f"--max-num-batched-tokens {settings.max_num_batched_tokens}"
         f" --long-prefill-token-threshold {settings.long_prefill_token_threshold}"
-        f" --itl-target-ms {settings.itl_target_ms or 0:g}"
+        f" --itl-target-ms {target_text(settings.itl_target_ms)}"
     )

@@ -10,6 +10,7 @@ from cudaprefill.client import AsyncClient, Backoff, ClientError, ResponseStream
 from cudaprefill.client.connection import reason
 from cudaprefill.client.telemetry import TelemetryConnection
 from cudaprefill.protocol.account import Account
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.responses import Response
 from cudaprefill.protocol.telemetry import TelemetryBlock
 
@@ -79,7 +80,7 @@ class ServerLink(EngineLink):
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> None:
         with _told():
             await self._telemetry.change_settings(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from cudaprefill.config import BLOCK_SIZES, DTYPES, EngineConfig, flags_of, parse_bytes, parse_count
+from cudaprefill.config import BLOCK_SIZES, DTYPES, EngineConfig, flags_of, parse_bytes, parse_count, parse_itl_target
 from cudaprefill.presets import PRESETS, preset_settings
+from cudaprefill.protocol.itl_target import ItlTarget
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +54,10 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--itl-target-ms",
-        type=float,
+        type=itl_target,
         metavar="MS",
-        help="cut chunks so that a step with running streams lasts no longer (default: no target)",
+        help="cut chunks so that a step with running streams lasts no longer; 0: no target (default: auto on a CPU, "
+        "where 150 ms hold for whoever reads when a prompt arrives; no target on a GPU)",
     )
     add("--max-num-queued-reqs", type=count, metavar="N", help="refuse requests when N wait (default: no limit)")
     add("--kv-cache-dtype", choices=DTYPES, default="auto", help="(default: as the activations)")
@@ -109,6 +111,13 @@ def _adapters(flags: list[str]) -> dict[str, str]:
 def count(text: str) -> int:
     try:
         return parse_count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def itl_target(text: str) -> ItlTarget:
+    try:
+        return parse_itl_target(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -59,7 +59,8 @@ def _from_trace(flags: argparse.Namespace) -> str:
     times = step_times(trace.events)
     cost = StepModel(times).predict if len(times) >= LEAST_STEPS else None
     try:
-        account = explain(history, flags.request, itl_limit=flags.itl_limit_ms / 1e3, cost=cost)
+        target = trace.header.scheduler.get("itl_target_ms")
+        account = explain(history, flags.request, itl_limit=flags.itl_limit_ms / 1e3, cost=cost, itl_target_ms=target)
     except KeyError:
         raise ValueError(f"{flags.trace} has no request {flags.request!r}") from None
     return json.dumps(account.as_dict(), indent=2) + "\n" if flags.json else account_text(account)

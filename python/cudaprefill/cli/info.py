@@ -10,6 +10,7 @@ from cudaprefill.cli.engine_flags import engine_config
 from cudaprefill.cli.progress import Progress
 from cudaprefill.config import format_bytes
 from cudaprefill.engine.factory import EngineInfo, build_engine
+from cudaprefill.protocol.itl_target import itl_target_text
 
 
 def run(flags: argparse.Namespace) -> int:
@@ -27,6 +28,7 @@ def _table(info: EngineInfo) -> str:
         f"{format_bytes(info.num_blocks * info.block_bytes)} ({format_bytes(info.block_bytes)} a block)",
         "concurrency": f"{info.concurrency:.1f} requests of {info.max_model_len:,} tokens, at most {info.max_num_seqs}",
         "token budget": f"{info.max_num_batched_tokens:,} tokens a step",
+        "ITL target": itl_target_text(info.itl_target_ms),
         "prefix cache": "on" if info.enable_prefix_caching else "off",
     }
     return "\n".join(f"{name:13} {value}" for name, value in rows.items())

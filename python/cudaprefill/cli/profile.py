@@ -85,6 +85,8 @@ def run(flags: argparse.Namespace) -> int:
         default = TOKEN_BUDGET[resolve_device(config.device).type]
         largest = max(shape.num_decodes + shape.chunk_tokens for shape in shapes)
         config = dataclasses.replace(config, max_num_batched_tokens=max(default, largest))
+    if config.itl_target_ms is None:
+        config = dataclasses.replace(config, itl_target_ms=0.0)  # for the same reason
     with Progress("loading the model") as progress:
         parts = build_engine(config, progress)
     print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from cudaprefill.cli.engine_flags import count
+from cudaprefill.cli.engine_flags import count, itl_target
 
 Value = TypeVar("Value")
 
@@ -36,7 +36,7 @@ def add_tune_commands(commands: argparse._SubParsersAction[argparse.ArgumentPars
     _add_workload_flags(replay)
     several = replay.add_argument_group("settings to try, several separated by commas")
     several.add_argument("--max-num-batched-tokens", type=_listed(count), metavar="N,...")
-    several.add_argument("--itl-target-ms", type=_listed(float), metavar="MS,...", help="0: no target")
+    several.add_argument("--itl-target-ms", type=_listed(itl_target), metavar="MS,...", help="0: no target; auto")
     several.add_argument("--max-num-seqs", type=_listed(count), metavar="N,...")
     several.add_argument("--long-prefill-token-threshold", type=_listed(count), metavar="N,...")
     several.add_argument("--num-blocks", type=_listed(count), metavar="N,...", help="of the KV cache")

@@ -17,6 +17,7 @@ from cudaprefill.client.connection import Backoff, open_connection, websocket_ur
 from cudaprefill.client.errors import ClientError, ConnectionLostError, ServerError
 from cudaprefill.protocol.account import Account
 from cudaprefill.protocol.codec import ProtocolError, decode, encode
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import (
     DEFAULT_ITL_LIMIT_MS,
     DEFAULT_RATE,
@@ -151,7 +152,7 @@ class TelemetryConnection:
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> None:
         """Changes those that are given; the next update has them all. An `itl_target_ms` of 0 takes it away."""
         await self._command(

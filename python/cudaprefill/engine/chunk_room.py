@@ -45,15 +45,19 @@ class ChunkRoom:
         self._limits: list[_Limit] = []
         self._least = 0
 
-    def keep_to(self, target: float, cost: StepCost, decodes: StepWork) -> None:
+    def keep_to(self, target: float, cost: StepCost, decodes: StepWork, *, yields: bool = False) -> None:
         """The step must not let its decodes wait for more than `target` seconds, pause included.
 
         It is planned as if it lasted longer than predicted by some times what steps are off on average.
+
+        yields: the target gives way where decodes take most of it: chunks get as long as the decodes alone.
         """
         one_token = cost.predict(decodes._replace(chunk_tokens=1))
         if one_token is not None:
             base = one_token - cost.seconds_per_chunk_token
             seconds = (target - cost.pause) / (1.0 + _MARGIN * cost.deviation) - base
+            if yields:
+                seconds = max(seconds, cost.predict(decodes) or 0.0)
             self._limits.append(_Limit(seconds, cost.seconds_per_chunk_token, cost.seconds_per_chunk_pair))
         growth = _GROWTH if cost.known else 0
         tokens = max(growth * cost.max_chunk_tokens, _FIRST_CHUNK_TOKENS)

@@ -22,6 +22,7 @@ from cudaprefill.engine.virtual_rows import with_virtual_rows
 from cudaprefill.observe.direct_hub import DirectHub
 from cudaprefill.observe.event_hub import EventHub
 from cudaprefill.observe.events import StepEvent
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import EngineSettings
 from cudaprefill.text.tokenizer import Tokenizer
 
@@ -87,7 +88,7 @@ class Engine:
         *,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> EngineSettings:
         """Changes those that are given, from the next step on, and returns all. A target of 0 takes it away.
 

@@ -14,7 +14,7 @@ import torch
 import cudaprefill
 from cudaprefill import ops
 from cudaprefill.adapters import AdapterRegistry, AdapterTarget
-from cudaprefill.config import EngineConfig, format_bytes
+from cudaprefill.config import EngineConfig, check_itl_target, format_bytes
 from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
 from cudaprefill.engine.dry_run import DryRun
 from cudaprefill.engine.engine import Engine
@@ -30,11 +30,14 @@ from cudaprefill.models.weights import expected_tensors
 from cudaprefill.observe.spans import RequestSpans
 from cudaprefill.observe.trace import TraceHeader, TraceWriter
 from cudaprefill.presets import with_preset
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.text.tokenizer import Tokenizer
 
 # The largest step decides how long a running stream may stall, and a CPU computes a few hundred tokens in the time a
 # GPU takes for thousands.
 TOKEN_BUDGET = {"cpu": 512, "cuda": 8192}
+# A GPU's largest step is short enough as it is; a CPU takes half a second for its own.
+DEFAULT_ITL_TARGET: dict[str, ItlTarget | None] = {"cpu": "auto", "cuda": None}
 MAX_NUM_SEQS = 256
 
 Progress = Callable[[float, float], None]
@@ -58,6 +61,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     max_num_seqs: int
     enable_prefix_caching: bool
+    itl_target_ms: ItlTarget | None = None  # None: none
 
     @property
     def num_slots(self) -> int:
@@ -109,6 +113,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     config = with_preset(config, device.type)
     budget = config.max_num_batched_tokens or TOKEN_BUDGET[device.type]
     max_num_seqs = config.max_num_seqs or min(MAX_NUM_SEQS, budget)
+    target = config.itl_target_ms
     scheduler_config = SchedulerConfig(
         num_blocks=1,  # until the memory is measured; contradictions are found before a model is loaded
         block_size=config.block_size,
@@ -118,7 +123,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_prefix_caching=config.enable_prefix_caching,
         max_num_queued_reqs=config.max_num_queued_reqs,
-        itl_target_ms=config.itl_target_ms or None,
+        itl_target_ms=DEFAULT_ITL_TARGET[device.type] if target is None else check_itl_target(target),
         token_budget_limit=None if device.type == "cpu" else budget,
     )
     threads = config.threads or len(os.sched_getaffinity(0))
@@ -180,6 +185,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         enable_prefix_caching=config.enable_prefix_caching,
+        itl_target_ms=scheduler_config.itl_target_ms,
     )
     return EngineParts(
         engine=engine,

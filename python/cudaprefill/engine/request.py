@@ -60,6 +60,7 @@ class Request:
     num_hit_tokens: int = field(default=0, init=False)  # of the prompt, found in the prefix index at first
     admission_hit_tokens: int = field(default=0, init=False, repr=False)  # until its first chunk tells of them
     num_preemptions: int = field(default=0, init=False)
+    first_token_time: float | None = field(default=None, init=False)  # seconds of the scheduler's clock
     forked: bool = field(default=False, init=False)  # the siblings run on their own
 
     # The scheduler's: the place in its queues, and the row of its request table that holds the tokens.

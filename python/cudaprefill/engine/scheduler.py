@@ -19,6 +19,7 @@ from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.engine.step_cost import StepCost, StepWork, chunk_pairs
 from cudaprefill.errors import QueueFullError
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
+from cudaprefill.protocol.itl_target import AUTO_ITL_TARGET_MS, ItlTarget
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class Scheduler:
         self,
         max_num_batched_tokens: int | None = None,
         long_prefill_token_threshold: int | None = None,
-        itl_target_ms: float | None = None,
+        itl_target_ms: ItlTarget | None = None,
     ) -> None:
         """Changes those that are given. An ITL target of 0 takes it away.
 
@@ -254,8 +255,7 @@ class Scheduler:
         decodes = self._schedule_decodes(preempted)
         work = StepWork(decodes=len(decodes.requests), decode_context=self.table.total_tokens(decodes.rows))
         room = ChunkRoom(self.config.max_num_batched_tokens - len(decodes.requests))
-        if self.config.itl_target_ms is not None and decodes.requests:
-            room.keep_to(self.config.itl_target_ms / 1e3, self.cost, work)
+        self._limit_chunks(room, decodes, work)
         given: list[GivenTokens] = []
         chunks, waiting_for = self._schedule_chunks(room, given)
         if not decodes.requests and not chunks:
@@ -297,6 +297,26 @@ class Scheduler:
             decodes = self._decoding.snapshot()
             reserved = self.table.reserve_decodes(decodes.rows, reserved)
         return decodes
+
+    def _limit_chunks(self, room: ChunkRoom, decodes: RequestRows, work: StepWork) -> None:
+        """To the ITL target, if there is one for this step; `work` is that of the decodes."""
+        target = self.config.itl_target_ms
+        if target == "auto":
+            if self._somebody_reads(decodes.requests):
+                room.keep_to(AUTO_ITL_TARGET_MS / 1e3, self.cost, work, yields=True)
+        elif target is not None and decodes.requests:
+            room.keep_to(target / 1e3, self.cost, work)
+
+    def _somebody_reads(self, decodes: Sequence[Request]) -> bool:
+        """Whether a stream was under way when the prompt arrived whose turn it is.
+
+        Who came together has nothing to be held up in: for a batch that arrives at once only the whole counts.
+        """
+        queue = self._prefilling or self._waiting
+        return bool(queue) and any(
+            stream.first_token_time is not None and stream.first_token_time < queue.first.arrival_time
+            for stream in decodes
+        )
 
     def _preempt_newest(self) -> Request:
         """Takes a request's blocks away and queues it again, where its arrival puts it: it starts anew later."""
@@ -464,7 +484,8 @@ class Scheduler:
         for member in (lead, *siblings):
             member.state = RequestState.DECODING
             self._decoding.add(member)
-            if member.num_output_tokens == 0:
+            if member.first_token_time is None:
+                member.first_token_time = self._event_time
                 self._tell(RequestEventKind.FIRST_TOKEN, member)
 
     def discard(self, schedule: Schedule) -> list[Request]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cudaprefill.protocol.itl_target import ItlTarget
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -18,7 +20,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0  # most tokens of one prompt while others want some; 0: half of what is left
     enable_prefix_caching: bool = True
     max_num_queued_reqs: int | None = None  # requests that may wait for a seat; None: no limit
-    itl_target_ms: float | None = None  # most milliseconds a step should last while requests decode; None: no target
+    itl_target_ms: ItlTarget | None = None  # most milliseconds a step should last while requests decode; None: any
     token_budget_limit: int | None = None  # what max_num_batched_tokens may grow to while the engine runs; None: any
 
     def __post_init__(self) -> None:
@@ -45,8 +47,9 @@ class SchedulerConfig:
                 f"max_num_batched_tokens must be at most {self.token_budget_limit}, for which memory was set aside at "
                 f"the start, got {self.max_num_batched_tokens}"
             )
-        if self.itl_target_ms is not None and not 0.0 < self.itl_target_ms < math.inf:
-            raise ValueError(f"itl_target_ms must be a positive number of milliseconds, got {self.itl_target_ms}")
+        target = self.itl_target_ms
+        if target not in (None, "auto") and (isinstance(target, str) or not 0.0 < target < math.inf):
+            raise ValueError(f'itl_target_ms must be a positive number of milliseconds or "auto", got {target!r}')
 
     @property
     def num_slots(self) -> int:

@@ -138,17 +138,29 @@ class StepCost:
         self._project()
 
     def _project(self) -> None:
-        """Moves to where no coefficient is negative, along what the steps so far left open."""
+        """Moves to where no coefficient is negative, along what the steps so far left open.
+
+        A coefficient that was brought to zero is held there while the others move.
+        """
         coefficients = self._coefficients
+        if min(coefficients) >= 0.0:
+            return
+        covariance = [row.copy() for row in self._covariance]
         for _ in range(_NUM_FEATURES):
             j = min(range(_NUM_FEATURES), key=coefficients.__getitem__)
-            excess, variance = coefficients[j], self._covariance[j][j]
+            excess, variance, row = coefficients[j], covariance[j][j], covariance[j].copy()
             if excess >= 0.0:
                 return
             if variance > 0.0:
                 for k in range(_NUM_FEATURES):
-                    coefficients[k] -= excess * self._covariance[k][j] / variance
+                    gain = row[k] / variance
+                    coefficients[k] -= excess * gain
+                    for m in range(_NUM_FEATURES):
+                        covariance[k][m] -= gain * row[m]
             coefficients[j] = 0.0
+            covariance[j] = [0.0] * _NUM_FEATURES
+            for other in covariance:
+                other[j] = 0.0
         self._coefficients = [max(0.0, coefficient) for coefficient in coefficients]
 
     def _reopen(self, features: tuple[float, ...], error: float) -> None:

@@ -68,7 +68,7 @@ def trace_account(trace: Trace, request_id: str, itl_limit_ms: float = DEFAULT_I
     history = History.of(
         trace.events, block_size=scheduler["block_size"], prefix_caching=bool(scheduler["enable_prefix_caching"])
     )
-    return explain(history, request_id, itl_limit=itl_limit_ms / 1e3)
+    return explain(history, request_id, itl_limit=itl_limit_ms / 1e3, itl_target_ms=scheduler.get("itl_target_ms"))
 
 
 def _begin(event: RequestEvent | StepEvent) -> float:

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cudaprefill.protocol.itl_target import ItlTarget
+
 PartKind = Literal[
     "tokenizing",  # from its first byte until the prompt was tokens; on a websocket, its turn too
     "handing over",  # until the engine took it, between two steps
@@ -117,6 +119,7 @@ class Account:
     parts: list[Part]
     prefix: PrefixAccount | None = None  # None before it was admitted
     itl_limit: float | None = None
+    itl_target_ms: ItlTarget | None = None  # the engine's, None: none, or it is not known
     late_tokens: list[LateToken]
     num_late_tokens: int  # `late_tokens` has the latest of them, at most a few
     incomplete: bool  # steps of its time are no longer known

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from cudaprefill.protocol.account import Account, LateToken, Part, PrefixAccount, Work
+from cudaprefill.protocol.itl_target import itl_target_text
 
 BAR_WIDTH = 32
 MOST_NAMES = 3
@@ -117,7 +118,8 @@ def late_token_lines(account: Account) -> Iterator[str]:
     shown = len(account.late_tokens)
     rest = "" if shown == account.num_late_tokens else f", the last {shown}"
     times, limit = _times(account.num_late_tokens), seconds(account.itl_limit)
-    yield f"{times} a token came later than {limit} after the one before{rest}:"
+    target = "" if account.itl_target_ms is None else f" (ITL target {itl_target_text(account.itl_target_ms)})"
+    yield f"{times} a token came later than {limit} after the one before{target}{rest}:"
     for late in account.late_tokens:
         yield f"  token {late.token}, {seconds(late.gap)} after the one before: {_why_late(late)}"
         for prevention in late.preventions:

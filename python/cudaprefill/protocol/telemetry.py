@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cudaprefill.protocol.account import Account
+from cudaprefill.protocol.itl_target import ItlTarget
 
 Topic = Literal["step", "request", "blocks"]
 RequestState = Literal["waiting", "prefilling", "decoding", "finished"]
@@ -73,7 +74,7 @@ class TelemetryChangeSettings:
     type: Literal["telemetry.change_settings"] = "telemetry.change_settings"
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
-    itl_target_ms: float | None = None  # 0 takes the target away
+    itl_target_ms: ItlTarget | None = None  # 0 takes the target away
     command_id: int | None = None
 
 
@@ -123,7 +124,7 @@ class EngineSettings:
 
     max_num_batched_tokens: int  # the token budget
     long_prefill_token_threshold: int  # the chunk cap of one request while others wait; 0: automatic
-    itl_target_ms: float | None = None  # None: no target
+    itl_target_ms: ItlTarget | None = None  # None: no target
 
 
 @dataclass(kw_only=True)

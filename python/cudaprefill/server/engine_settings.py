@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 import cudaprefill
 from cudaprefill.engine.factory import EngineInfo
+from cudaprefill.protocol.itl_target import ItlTarget
 from cudaprefill.protocol.telemetry import EngineDescription, EngineSettings
 from cudaprefill.server.endpoint import Call, json_endpoint
 from cudaprefill.server.state import ServerState
@@ -25,7 +26,9 @@ class ChangeSettings(BaseModel):
     long_prefill_token_threshold: int | None = Field(
         None, description="most tokens of one prompt in a step while others wait; 0: automatic"
     )
-    itl_target_ms: float | None = Field(None, description="keep steps this short while requests decode; 0: no target")
+    itl_target_ms: ItlTarget | None = Field(
+        None, description='keep steps this short while requests decode; 0: no target; "auto": see docs/scheduling.md'
+    )
 
 
 def describe_engine(info: EngineInfo) -> EngineDescription:

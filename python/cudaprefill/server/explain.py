@@ -59,7 +59,14 @@ class Explanations:
         def account() -> Account:
             history = self.log.history()
             limit = itl_limit_ms / 1e3
-            return explain(history, request_id, itl_limit=limit, cost=cost_of(cost), now=time.monotonic())
+            return explain(
+                history,
+                request_id,
+                itl_limit=limit,
+                cost=cost_of(cost),
+                itl_target_ms=engine.settings.itl_target_ms,
+                now=time.monotonic(),
+            )
 
         try:
             return await asyncio.to_thread(account)

@@ -10,6 +10,7 @@ from textual.content import Content
 from cudaprefill.client.engine_view import EngineView, StepView
 from cudaprefill.protocol.account import Account, Part
 from cudaprefill.protocol.account_text import late_token_lines, part_detail, prefix_text
+from cudaprefill.protocol.itl_target import itl_target_number
 
 from ..cells import wrap_words
 from ..figures import milliseconds
@@ -121,7 +122,7 @@ def step_page(step: StepView, view: EngineView, glyphs: Glyphs) -> Page:
 
 def _step_lines(step: StepView, view: EngineView, width: int, glyphs: Glyphs) -> Iterable[Piece]:
     record = step.record
-    target = view.settings.itl_target_ms if view.settings is not None else None
+    target = itl_target_number(view.settings.itl_target_ms) if view.settings is not None else None
     yield Content.styled(
         f"{step.num_tokens:,} of {record.token_budget:,} tokens in {milliseconds(max(record.duration, 0.0))}", "bold"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,13 +12,15 @@ from textual.content import Content
 from textual.widgets import Button, Input, Static
 
 from cudaprefill.client.engine_view import EngineView, ViewWatch
+from cudaprefill.config import parse_itl_target
+from cudaprefill.protocol.itl_target import ItlTarget, itl_target_text
 from cudaprefill.protocol.telemetry import EngineDescription, EngineSettings
 
 from ..cells import one_line
 from ..figures import milliseconds
 from ..glyphs import UNICODE, Glyphs
 from ..messages import SettingsWanted
-from ..presets import PRESETS, flags
+from ..presets import PRESETS, flags, target_text
 from .pane import Line, Pane
 
 BEFORE_SECONDS = 30  # a change is compared with so much before it
@@ -33,7 +34,7 @@ class Field:
 
     name: str
     label: str
-    parse: Callable[[str, EngineDescription], float]
+    parse: Callable[[str, EngineDescription], ItlTarget]
     text: Callable[[EngineSettings], str]
     say: Callable[[EngineSettings], str]
     tooltip: str
@@ -57,14 +58,11 @@ def _cap(text: str, engine: EngineDescription) -> float:
     return _count(text, 0, "")
 
 
-def _target(text: str, engine: EngineDescription) -> float:
+def _target(text: str, engine: EngineDescription) -> ItlTarget:
     try:
-        value = float(text)
+        return parse_itl_target(text)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError(f"must be a number of milliseconds, 0 for none, got “{one_line(text)}”")
-    return value
+        raise ValueError(f"must be a number of milliseconds, 0 for none, or auto, got “{one_line(text)}”") from None
 
 
 FIELDS = (
@@ -92,9 +90,10 @@ FIELDS = (
         "itl_target_ms",
         "ITL target",
         _target,
-        lambda settings: f"{settings.itl_target_ms or 0:g}",
-        lambda settings: f"{settings.itl_target_ms:g} ms" if settings.itl_target_ms else "none",
-        "Milliseconds a step should last at most while requests decode; 0: no target. --itl-target-ms",
+        lambda settings: target_text(settings.itl_target_ms),
+        lambda settings: itl_target_text(settings.itl_target_ms),
+        "Milliseconds a step should last at most while requests decode; 0: no target; auto: for those who read when a "
+        "prompt arrives, and longer where decodes alone take long. --itl-target-ms",
     ),
 )
 
@@ -228,7 +227,7 @@ class EnginePane(Pane):
         """Asks for what the inputs say and the engine does not have; says what is wrong with them instead."""
         if self._view is None or self._view.engine is None or self._settings is None:
             return
-        wanted: dict[str, float] = {}
+        wanted: dict[str, ItlTarget] = {}
         for field in FIELDS:
             entry = self.query_one(f"#setting-{field.name}", Input)
             try:
@@ -285,7 +284,7 @@ class EnginePane(Pane):
             self._show_effect(self._view)
 
 
-def _whole(value: float | None) -> int | None:
+def _whole(value: ItlTarget | None) -> int | None:
     return None if value is None else int(value)
 
 

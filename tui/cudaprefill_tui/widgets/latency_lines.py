@@ -10,6 +10,7 @@ from rich.style import Style
 
 from cudaprefill.client.engine_view import EngineView
 from cudaprefill.client.latency_window import LatencyCounts, LatencyWindow
+from cudaprefill.protocol.itl_target import itl_target_number
 
 from ..cells import fit, percent
 from ..charts import bars, nice_ceiling, one_two_five, resample, spark
@@ -38,8 +39,8 @@ class LatencyLines:
     @property
     def target(self) -> float | None:
         """Seconds."""
-        settings = self.view.settings
-        return settings.itl_target_ms / 1e3 if settings is not None and settings.itl_target_ms else None
+        target = None if self.view.settings is None else itl_target_number(self.view.settings.itl_target_ms)
+        return target / 1e3 if target else None
 
     @property
     def _spark_levels(self) -> str:

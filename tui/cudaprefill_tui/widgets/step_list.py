@@ -12,6 +12,7 @@ from textual.cache import LRUCache
 from textual.strip import Strip
 
 from cudaprefill.client.engine_view import EngineView, StepView
+from cudaprefill.protocol.itl_target import itl_target_number
 
 from ..cells import fit, one_line
 from ..colours import request_style
@@ -85,7 +86,7 @@ class StepList(LineView):
     def update_steps(self, view: EngineView, new: int) -> None:
         """`new` steps came; 0 with another view."""
         following = self.following
-        target = view.settings.itl_target_ms if view.settings is not None else None
+        target = itl_target_number(view.settings.itl_target_ms) if view.settings is not None else None
         self.itl_target = target / 1e3 if target else None
         if view is not self._view or (not self.paused and len(view.steps) < new):
             self._view, self._steps, self.cursor, following = view, view.steps, None, not self.paused

@@ -11,6 +11,7 @@ from cudaprefill.observe.explain.prefix import explain_prefix
 from cudaprefill.observe.explain.timeline import Timeline
 from cudaprefill.observe.explain.work import Cost
 from cudaprefill.protocol.account import Account
+from cudaprefill.protocol.itl_target import ItlTarget
 
 State = Literal["waiting", "prefilling", "decoding", "finished"]
 _STATES: dict[RequestEventKind, State] = {
@@ -28,12 +29,14 @@ def explain(
     *,
     itl_limit: float | None = None,
     cost: Cost | None = None,
+    itl_target_ms: ItlTarget | None = None,
     now: float | None = None,
 ) -> Account:
     """Raises KeyError for a request that is not known.
 
     itl_limit: seconds; longer gaps between tokens are accounted for.
     cost: predicts a step's seconds; without it, what would have prevented a late token is not said.
+    itl_target_ms: the engine's, to be told beside late tokens.
     now: seconds of the engine's clock, for a request that has no first token yet.
     """
     request = history.find(request_id)
@@ -59,6 +62,7 @@ def explain(
         parts=parts,
         prefix=explain_prefix(history, request),
         itl_limit=itl_limit,
+        itl_target_ms=itl_target_ms,
         late_tokens=late,
         num_late_tokens=num_late,
         incomplete=timeline.incomplete,
