@@ -111,5 +111,5 @@ def feed(desk: Desktop, steps: int = 5) -> SyntheticEngine:
     for _ in range(steps):
         engine.step()
         desk.link.apply(engine.update())
-    desk.screen.tick(at_once=True)
+    desk.screen.tick()
     return engine

@@ -133,7 +133,7 @@ def test_the_newest_step_stays_in_sight_through_every_size(tmp_path: Path) -> No
                 for _ in range(30):  # steps come while the screen is laid out anew
                     engine.step()
                     desk.link.apply(engine.update())
-                    desk.screen.tick(at_once=True)
+                    desk.screen.tick()
                     await asyncio.sleep(0.005)
                 await resizing
                 await desk.until(lambda: steps.list.scroll_offset.y == steps.list.max_scroll_y)

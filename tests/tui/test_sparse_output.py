@@ -19,7 +19,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from cudaprefill_tui.sparse_output import SparseApp
-from cudaprefill_tui.strip_cells import cells_of, changed_runs, strip_of
+from cudaprefill_tui.strip_cells import cells_of, changed_runs, runs_of
 from cudaprefill_tui.widgets.pane import Pane
 from cudaprefill_tui.widgets.requests_pane import RequestsPane
 from cudaprefill_tui.widgets.splitter import Split
@@ -37,7 +37,7 @@ def test_a_strip_survives_being_taken_apart(strip: Strip) -> None:
     cells = cells_of(strip)
     assert cells is not None
     assert len(cells) == strip.cell_length
-    again = strip_of(cells)
+    again = Strip([Segment(text, style) for text, style in runs_of(cells)])
     assert again.text == strip.text
     assert cells_of(again) == cells
 

@@ -131,7 +131,7 @@ def test_figures_are_not_redrawn_faster_than_they_can_be_read() -> None:
         view.itl.add(view.time, 0.5)
         pane.update_view(view)
         assert text(pane.figures) == before
-        clock.time += 0.3
+        clock.time += 0.6
         pane.update_view(view)
         assert text(pane.figures) != before
 

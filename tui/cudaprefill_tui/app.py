@@ -66,23 +66,29 @@ class CudaprefillApp(SparseApp[None]):
     async def _start(self, server: ServerProcess) -> None:
         """Keeps a server of its own going: one that ends is told of, and another one takes its place."""
         session = self.setup.session
-        session.notice = "starting a server …"
+
+        def notice(text: str) -> None:
+            session.notice = text
+            if self.desktop.is_mounted:
+                self.desktop.tick()
 
         def report(line: str, share: float | None) -> None:
             if not session.links:
-                session.notice = line if share is None else f"starting a server: {line}"
+                notice(line if share is None else f"starting a server: {line}")
+
+        notice("starting a server …")
 
         while True:
             try:
                 url = await server.start(report)
             except (ServerFailedError, OSError) as error:
-                session.notice = str(error)
+                notice(str(error))
                 self.desktop.tell(str(error), failed=True)
                 return
             began = time.monotonic()
             self.desktop.attach(url, None)
             end = await server.wait()
-            session.notice = f"the server {end}"
+            notice(f"the server {end}")
             await self.desktop.detach(url)
             if time.monotonic() - began < SHORT_LIFE:
                 self.desktop.tell(f"the server {end} after a short life: no other is started", failed=True)

@@ -83,6 +83,7 @@ class EngineLink(ABC):
         self.state: LinkState = "connecting"
         self.reason = ""  # why it is lost or refused
         self.version = 0  # grows with everything that a screen could show
+        self.on_news: Callable[[], None] = lambda: None  # is called then
         self.on_message: Callable[[ServerMessage], None] | None = None  # a recorder
         self._last_chunk: dict[int, float] = {}  # request -> when its newest chunk was computed
 
@@ -135,7 +136,11 @@ class EngineLink(ABC):
 
     def set_state(self, state: LinkState, reason: str = "") -> None:
         self.state, self.reason = state, reason
+        self.tell_news()
+
+    def tell_news(self) -> None:
         self.version += 1
+        self.on_news()
 
     def apply(self, message: ServerMessage) -> None:
         """Whatever a server sends ends here: what makes no sense loses the link, never the screen."""

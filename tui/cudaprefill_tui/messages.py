@@ -25,6 +25,11 @@ class SplitMoved(Message):
 
 
 @dataclass
+class PanesShown(Message):
+    """Other panes are seen than before: they know nothing of what happened meanwhile."""
+
+
+@dataclass
 class RequestSelected(Message):
     """A request was chosen in a pane, or none any more: all panes light up what is its."""
 

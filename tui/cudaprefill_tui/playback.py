@@ -17,7 +17,7 @@ from .conversations import ChatSettings
 from .engine_link import AnswerStream, EngineLink, LinkError
 
 MIN_SPEED, MAX_SPEED = 1 / 16, 64.0
-STEP_SECONDS = 1 / 15  # messages that are due within one step are applied together
+STEP_SECONDS = 1 / 10  # messages that are due within one step are applied together
 
 
 class PlaybackTime:
@@ -76,12 +76,12 @@ class PlaybackLink(EngineLink):
     def paused(self, paused: bool) -> None:
         self._time()
         self._time.paused = paused
-        self.version += 1
+        self.tell_news()
 
     def change_speed(self, factor: float) -> None:
         self._time()
         self._time.speed = min(max(self._time.speed * factor, MIN_SPEED), MAX_SPEED)
-        self.version += 1
+        self.tell_news()
 
     @property
     def state_words(self) -> str:

@@ -18,7 +18,7 @@ from .backend import Message
 from .conversations import AnswerCost, ChatSettings
 from .engine_link import AnswerEnded, AnswerEvent, AnswerStream, AnswerText, EngineLink, LinkError
 
-UPDATES_PER_SECOND = 12.0
+UPDATES_PER_SECOND = 10.0
 RETRY = Backoff(longest=2.0, attempts=None)  # for telemetry: a person watches, so a server that is back shows soon
 ANSWER_ATTEMPTS = Backoff(attempts=3)  # then the answer fails and says so
 REFUSED_SECONDS = 5.0  # until a server that refuses is asked again: it may be another one by then

@@ -1,24 +1,23 @@
-"""An application that sends a terminal only the cells that differ from what it shows.
+"""An application that draws only what changed, and sends a terminal only the cells that differ from what it shows.
 
 Textual redraws a changed part of a widget from the widget's left edge on, with the colours of every piece. Over a slow
-connection that is several times what is needed: panes change in a few digits a row, fifteen times a second.
+connection that is several times what is needed: panes change in a few digits a row, ten times a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from rich.color import ColorSystem
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.control import Control
 from textual._compositor import ChopsUpdate, CompositorUpdate, LayoutUpdate
 from textual.app import App, ReturnType
+from textual.screen import Screen
 from textual.strip import Strip
 
-from .strip_cells import UNKNOWN, Cell, cells_of, changed_runs, strip_of
-
-if TYPE_CHECKING:
-    from textual.screen import Screen
+from .sparse_compositor import Patch, PatchesUpdate, SparseScreen
+from .strip_cells import UNKNOWN, Cell, cells_of, changed_runs, runs_of
 
 # Moving the cursor costs some eight bytes, as much as so many equal cells in between.
 CLOSE = 6
@@ -33,8 +32,11 @@ class SparseApp(App[ReturnType]):
         self._translate = translate
         self._terminal = TerminalCells()
 
+    def get_default_screen(self) -> Screen[Any]:
+        return SparseScreen(id="_default")
+
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
-        if isinstance(renderable, (ChopsUpdate, LayoutUpdate)):
+        if isinstance(renderable, (PatchesUpdate, ChopsUpdate, LayoutUpdate)):
             renderable = SparseUpdate(renderable, self._terminal, self._translate)
         super()._display(screen, renderable)
 
@@ -43,7 +45,10 @@ class SparseUpdate(CompositorUpdate):
     """What is left of an update; to be rendered once, when it is sent."""
 
     def __init__(
-        self, update: ChopsUpdate | LayoutUpdate, terminal: TerminalCells, translate: Callable[[str], str]
+        self,
+        update: PatchesUpdate | ChopsUpdate | LayoutUpdate,
+        terminal: TerminalCells,
+        translate: Callable[[str], str],
     ) -> None:
         self._update = update
         self._terminal = terminal
@@ -55,7 +60,15 @@ class SparseUpdate(CompositorUpdate):
     def render_segments(self, console: Console) -> str:
         if isinstance(self._update, LayoutUpdate):
             return self._translate(self._terminal.draw_all(self._update, console))
-        return self._translate(self._terminal.draw_changes(self._update, console))
+        patches = self._update.patches if isinstance(self._update, PatchesUpdate) else patches_of(self._update)
+        return self._translate(self._terminal.draw_changes(patches, console))
+
+
+def patches_of(update: ChopsUpdate) -> Iterator[Patch]:
+    for y, start, end in update.spans:
+        for stop, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=True):
+            if strip is not None and x < end and stop > start:
+                yield Patch(y, x, strip, max(start, x), min(end, stop))
 
 
 class TerminalCells:
@@ -76,26 +89,21 @@ class TerminalCells:
                 x += strip.cell_length
         return update.render_segments(console)
 
-    def draw_changes(self, update: ChopsUpdate, console: Console) -> str:
-        pieces = []
-        for y, start, end in update.spans:
-            for stop, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=True):
-                if strip is not None and x < end and stop > start:
-                    pieces += self._draw(y, x, strip, max(start, x), min(end, stop), console)
-        return "".join(pieces)
+    def draw_changes(self, patches: Iterable[Patch], console: Console) -> str:
+        return "".join(piece for patch in patches for piece in self._draw(*patch, console))
 
     def _draw(self, y: int, x: int, strip: Strip, start: int, end: int, console: Console) -> list[str]:
-        """Cells start .. end of a strip that begins at column `x`."""
         cells = cells_of(strip)
         if cells is None:
             whole = strip.crop(0, end - x)
             self._put(y, x, None, whole.cell_length)
             return [_move_to(x, y), whole.render(console)]
         row = self._row(y, end)
+        colours = console._color_system or ColorSystem.TRUECOLOR
         part = cells[start - x : end - x]
         pieces = []
         for first, last in changed_runs(row[start:end], part, CLOSE):
-            pieces += [_move_to(start + first, y), strip_of(part[first:last]).render(console)]
+            pieces += [_move_to(start + first, y), _rendered(part[first:last], colours)]
         row[start : start + len(part)] = part
         return pieces
 
@@ -109,5 +117,11 @@ class TerminalCells:
         return row
 
 
+def _rendered(cells: Sequence[Cell], colours: ColorSystem) -> str:
+    return "".join(
+        text if style is None else Strip.render_style(style, text, colours) for text, style in runs_of(cells)
+    )
+
+
 def _move_to(x: int, y: int) -> str:
-    return Control.move_to(x, y).segment.text
+    return f"\x1b[{y + 1};{x + 1}H"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
-from rich.cells import cell_len
-from rich.segment import Segment
+from rich.cells import get_character_cell_size
 from rich.style import Style
 from textual.strip import Strip
 
@@ -25,7 +26,7 @@ def cells_of(strip: Strip) -> list[Cell] | None:
             cells += [(character, style) for character in text]
             continue
         for character in text:
-            width = cell_len(character)
+            width = get_character_cell_size(character)
             if width == 1:
                 cells.append((character, style))
             elif width == 2:
@@ -36,19 +37,10 @@ def cells_of(strip: Strip) -> list[Cell] | None:
     return cells if len(cells) == strip.cell_length else None
 
 
-def strip_of(cells: Sequence[Cell]) -> Strip:
-    segments: list[Segment] = []
-    run: list[str] = []
-    run_style: Style | None = None
-    for text, style in cells:
-        if style is not run_style and run:
-            segments.append(Segment("".join(run), run_style))
-            run = []
-        run_style = style
-        run.append(text)
-    if run:
-        segments.append(Segment("".join(run), run_style))
-    return Strip(segments, len(cells))
+def runs_of(cells: Iterable[Cell]) -> Iterator[tuple[str, Style | None]]:
+    """Neighbours of one style as one text."""
+    for style, run in groupby(cells, itemgetter(1)):
+        yield "".join([text for text, _ in run]), style
 
 
 def changed_runs(before: Sequence[Cell], after: Sequence[Cell], close: int) -> Iterator[tuple[int, int]]:

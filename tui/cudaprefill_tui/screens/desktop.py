@@ -5,6 +5,8 @@ The commands of the Chat, Engine and Load menus have files of their own.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -18,7 +20,15 @@ from ..conversations import Answer, AnswerCost, ChatSettings
 from ..engine_link import EngineLink, LinkError
 from ..glyphs import UNICODE, Glyphs
 from ..keymap import COMMANDS, MENUS, bindings, commands
-from ..messages import ExplainWanted, MenuChosen, RequestHovered, RequestSelected, StepSelected, StepWanted
+from ..messages import (
+    ExplainWanted,
+    MenuChosen,
+    PanesShown,
+    RequestHovered,
+    RequestSelected,
+    StepSelected,
+    StepWanted,
+)
 from ..playback import PlaybackLink
 from ..preferences import Preferences
 from ..printable import displayable
@@ -32,8 +42,8 @@ from .engine_commands import EngineCommands
 from .explain_page import explain_page, step_page
 from .pages import about_page, cost_page, help_page
 
-TICKS_PER_SECOND = 12
-SLOW_TICKS = 12  # without news the panes are looked after once a second: marks fade, windows move on
+MOST_TICKS = 15  # a second
+SLOW_TICK = 1.0  # seconds; without news the panes are looked after so often: marks fade, windows move on
 
 
 class DesktopScreen(ChatCommands, EngineCommands):
@@ -45,8 +55,8 @@ class DesktopScreen(ChatCommands, EngineCommands):
     ) -> None:
         super().__init__(session, chat, preferences, glyphs)
         self.menu_bar = MenuBar(_menus(self.with_chat, session.is_playback))
-        self._shown: object = None
-        self._ticks_without_news = 0
+        self._ticked_at = 0.0  # by time.monotonic()
+        self._next_tick: asyncio.TimerHandle | None = None
         self._pointed: int | None = None
 
     def compose(self) -> ComposeResult:
@@ -57,8 +67,8 @@ class DesktopScreen(ChatCommands, EngineCommands):
     def on_mount(self) -> None:
         for link in self.session.links:
             self._keep(link)
-        self.set_interval(1 / TICKS_PER_SECOND, self.tick)
-        self.tick(at_once=True)
+        self.set_interval(SLOW_TICK, self._look_after)
+        self.tick()
         self.desk.show(self.desk.current)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -77,28 +87,47 @@ class DesktopScreen(ChatCommands, EngineCommands):
         link = self.session.attach(url, api_key)
         if len(self.session.links) > known:
             self._keep(link)
-        self.tick(at_once=True)
+        self.tick()
 
     async def detach(self, url: str) -> None:
         await self.session.detach(url)
-        self.tick(at_once=True)
+        self.tick()
+
+    def _keep(self, link: EngineLink) -> None:
+        link.on_news = lambda: self._news_of(link)
+        self._run_link(link)
 
     @work(group="links")
-    async def _keep(self, link: EngineLink) -> None:
+    async def _run_link(self, link: EngineLink) -> None:
         await link.run()
 
-    def tick(self, at_once: bool = False) -> None:
+    def _news_of(self, link: EngineLink) -> None:
+        """All news of one turn of the event loop make one tick, and so do those that come faster than MOST_TICKS."""
+        if link is self.session.link and self._next_tick is None:
+            delay = self._ticked_at + 1 / MOST_TICKS - time.monotonic()
+            self._next_tick = asyncio.get_running_loop().call_later(max(delay, 0.0), self._tick_for_news)
+
+    def _tick_for_news(self) -> None:
+        self._next_tick = None
+        try:
+            if self.is_running:
+                with self.app._context():
+                    self.tick()
+        except Exception as error:
+            self.app._handle_exception(error)
+
+    def _look_after(self) -> None:
+        if time.monotonic() - self._ticked_at >= SLOW_TICK / 2:
+            self.tick()
+
+    @on(PanesShown)
+    def tick(self) -> None:
+        self._ticked_at = time.monotonic()
         link = self.session.link
-        seen = self.desk.visible_panes()
-        state = (link, link.version if link is not None else 0, self.session.notice, seen)
-        self._ticks_without_news += 1
-        if state == self._shown and self._ticks_without_news < SLOW_TICKS and not at_once:
-            return
-        self._shown, self._ticks_without_news = state, 0
         self.menu_bar.show_status(displayable(self.session.status()))
         if self._chat is not None:
             self._chat.update_link(link, _notice(self.session))
-        for pane in seen:
+        for pane in self.desk.visible_panes:
             if isinstance(pane, LoadPane):
                 pane.update_load(self.session.generator)
             if link is not None:
@@ -226,11 +255,11 @@ class DesktopScreen(ChatCommands, EngineCommands):
 
     def action_pause(self) -> None:
         self._recording.paused = not self._recording.paused
-        self.tick(at_once=True)
+        self.tick()
 
     def action_change_speed(self, factor: float) -> None:
         self._recording.change_speed(factor)
-        self.tick(at_once=True)
+        self.tick()
 
     @property
     def _recording(self) -> PlaybackLink:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from textual.screen import Screen
-
 from ..conversations import ChatSettings
 from ..glyphs import UNICODE, Glyphs
 from ..preferences import Preferences
 from ..printable import displayable
 from ..session import Session
+from ..sparse_compositor import SparseScreen
 from ..widgets.chat_pane import ChatPane
 from ..widgets.desk import Desk
 
 
-class DesktopBase(Screen[None]):
+class DesktopBase(SparseScreen[None]):
     """chat: what new conversations start with; None for panes alone."""
 
     def __init__(
@@ -41,5 +40,5 @@ class DesktopBase(Screen[None]):
         """Raises ValueError for what is no URL."""
 
     @abstractmethod
-    def tick(self, at_once: bool = False) -> None:
-        """Carries news down to the panes, if there are any or it must be at once."""
+    def tick(self) -> None:
+        """Carries news down to the panes."""

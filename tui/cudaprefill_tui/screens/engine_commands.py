@@ -33,7 +33,7 @@ class EngineCommands(DesktopBase):
             self.tell("only one server is attached; File, Attach adds another", failed=True)
             return
         self.session.next()
-        self.tick(at_once=True)
+        self.tick()
 
     def action_engine_settings(self) -> None:
         self.desk.show("engine")
@@ -114,13 +114,13 @@ class EngineCommands(DesktopBase):
             self.tell(str(error), failed=True)
             return
         self.desk.show("load")
-        self.tick(at_once=True)
+        self.tick()
 
     async def action_stop_load(self) -> None:
         if not self.session.generator.is_running:
             self.tell("no load is running", failed=True)
         await self.session.generator.stop()
-        self.tick(at_once=True)
+        self.tick()
 
     @on(LoadPane.Wanted)
     def _load_wanted(self, message: LoadPane.Wanted) -> None:

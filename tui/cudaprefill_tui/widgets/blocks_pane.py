@@ -17,6 +17,8 @@ from ..messages import OwnersWanted
 from .block_map import BlockMap
 from .pane import Legend, Pane
 
+TOTALS_SECONDS = 0.5  # between two changes of the totals: faster ones cannot be read
+
 
 class BlocksPane(Pane):
     """Posts what its BlockMap posts, and OwnersWanted when its colours need them or no longer do."""
@@ -35,6 +37,7 @@ class BlocksPane(Pane):
         self._legend = Legend(self._entries)
         self._watch: ViewWatch | None = None
         self._view: EngineView | None = None
+        self._totals_at = float("-inf")
 
     @property
     def by_request(self) -> bool:
@@ -55,7 +58,8 @@ class BlocksPane(Pane):
         changes = self._watch.take()
         if changes.blocks is None or changes.blocks:
             self.map.update_blocks(view, changes.blocks)
-        self._show_totals(view)
+        if changes.reset or not 0 <= view.now() - self._totals_at < TOTALS_SECONDS:
+            self._show_totals(view)
 
     def highlight(self, number: int | None) -> None:
         self.map.highlight(number)
@@ -91,6 +95,7 @@ class BlocksPane(Pane):
         pool = view.pool
         if pool is None or view.engine is None:
             return
+        self._totals_at = view.now()
         total = max(pool.free + pool.cached + pool.used, 1)
         shared = view.blocks.count(SHARED) / total if len(view.blocks) else None
         self.show_title(

@@ -19,12 +19,11 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.css.query import NoMatches
 from textual.widget import Widget
 from textual.widgets import Static, Tab, TabbedContent, TabPane, Tabs
 
 from ..glyphs import Glyphs
-from ..messages import SplitMoved
+from ..messages import PanesShown, SplitMoved
 from ..preferences import Preferences
 from .blocks_pane import BlocksPane
 from .chat_pane import ChatPane
@@ -76,12 +75,14 @@ class Desk(Vertical):
         self.current = next(iter(self.panes))  # the pane that had the focus last
         self.zoomed = False
         self.hidden = {name for name in preferences.hidden if name in self.panes}
+        self.visible_panes: list[Pane] = []  # those that somebody sees now: the others need no news
         self._splits: dict[str, Split] = {}
+        self._lower = TabbedContent(id="lower")
 
     def compose(self) -> ComposeResult:
         panes = self.panes
         yield Tabs(*(Tab(Content(TITLES[name]), id=f"show-{name}") for name in panes), id="pane-tabs")
-        lower = TabbedContent(id="lower")
+        lower = self._lower
         for name in LOWER:
             lower.compose_add_child(TabPane(Content(TITLES[name]), panes[name], id=f"tab-{name}"))
         left = self._split("split-left", panes["steps"], panes["requests"], "vertical", 4, 4)
@@ -151,7 +152,7 @@ class Desk(Vertical):
         for name, pane in self.panes.items():
             if name not in LOWER:
                 pane.display = self.is_visible(name)
-        lower = self.query_one("#lower", TabbedContent)
+        lower = self._lower
         seen = [name for name in LOWER if self.is_visible(name)]
         lower.display = bool(seen)
         for name in LOWER:
@@ -174,6 +175,19 @@ class Desk(Vertical):
         tabs.display = self.mode == "tabs"
         tabs.active = f"show-{self.current}"
         self.query_one("#too-small").display = self.mode == "too-small"
+        self._note_visible()
+
+    @on(TabbedContent.TabActivated, "#lower")
+    def _note_visible(self) -> None:
+        active = self._lower.active.removeprefix("tab-")
+        visible = [
+            pane
+            for name, pane in self.panes.items()
+            if self.is_visible(name) and (name not in LOWER or name == active) and self.mode != "too-small"
+        ]
+        if visible != self.visible_panes:
+            self.visible_panes = visible
+            self.post_message(PanesShown())
 
     def _parts(self, split: Split) -> Iterable[Widget]:
         return (child for child in split.children if isinstance(child, (Pane, Split, TabbedContent)))
@@ -245,15 +259,3 @@ class Desk(Vertical):
     def _split_moved(self, message: SplitMoved) -> None:
         if message.split in self._splits:
             self._preferences.splits[str(message.split)] = message.fraction
-
-    def visible_panes(self) -> list[Pane]:
-        """Those that somebody sees now: the others need no news."""
-        try:
-            active = self.query_one("#lower", TabbedContent).active.removeprefix("tab-")
-        except NoMatches:
-            return []
-        return [
-            pane
-            for name, pane in self.panes.items()
-            if self.is_visible(name) and (name not in LOWER or name == active) and self.mode != "too-small"
-        ]

@@ -18,7 +18,7 @@ from .latency_lines import LatencyLines
 from .pane import Pane
 
 WINDOWS = (10, 60, 300)  # seconds
-DRAW_SECONDS = 0.2  # figures that change faster cannot be read
+DRAW_SECONDS = 0.5  # figures of whole windows that change faster cannot be read
 EMPTY = "No tokens yet: ask something, or start a load with F5."
 
 

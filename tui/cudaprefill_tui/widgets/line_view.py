@@ -49,7 +49,7 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
     @property
     def room(self) -> int:
         """Cells a line has."""
-        return self.scrollable_content_region.width
+        return self.outer_size.width - self.scrollbar_size_vertical
 
     def line(self, y: int) -> Strip:
         """Line `y` of `num_lines`, at most `room` cells."""
@@ -70,11 +70,11 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
         place = y + self.scroll_offset.y
         if self.num_lines == 0:
             return self.message_line(self.message, y)
-        return self.line(place) if place < self.num_lines else Strip.blank(self.size.width)
+        return self.line(place) if place < self.num_lines else Strip.blank(self.outer_size.width)
 
     def redraw_lines(self, lines: Iterable[int]) -> None:
         """Redraws what differs in those of the lines that can be seen."""
-        top, height = self.scroll_offset.y, self.size.height
+        top, height = self.scroll_offset.y, self.outer_size.height
         self.redraw([line - top for line in lines if top <= line < top + height])
 
     def resize_lines(self) -> None:
@@ -97,11 +97,11 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
         self._show_thumb()
 
     def _show_thumb(self) -> None:
-        """Moves the scrollbar's thumb where that can be seen: by an eighth of a cell."""
+        """Moves the scrollbar's thumb by whole cells: as a history grows, it would move with every line by a little."""
         if not self.show_vertical_scrollbar:
             return
         height, lines = self.size.height, max(self.virtual_size.height, 1)
-        thumb = (round(8 * height * height / lines), round(8 * height * self.scroll_y / lines))
+        thumb = (round(height * height / lines), round(height * self.scroll_y / lines))
         if thumb != self._thumb:
             self._thumb = thumb
             self.vertical_scrollbar.window_virtual_size = lines

@@ -14,6 +14,7 @@ from textual.widget import Widget
 
 from ..cells import join_fitting
 from ..glyphs import UNICODE, Glyphs
+from ..sparse_compositor import SparseScreen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -74,8 +75,11 @@ class Pane(Vertical):
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
         """Another title, which may come with every update, redraws the frame's top row instead of all it encloses."""
-        if self._only_title:
-            regions = (Region(-1, -1, self.outer_size.width, 1),)
+        if self._only_title and self.is_mounted:
+            regions = (Region(-self.gutter.left, -self.gutter.top, self.outer_size.width, 1),)
+            if isinstance(self.screen, SparseScreen):
+                self.screen.draw_soon(self, regions)
+                return self
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
 
