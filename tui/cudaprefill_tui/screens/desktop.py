@@ -42,7 +42,7 @@ from .engine_commands import EngineCommands
 from .explain_page import explain_page, step_page
 from .pages import about_page, cost_page, help_page
 
-MOST_TICKS = 15  # a second
+MOST_TICKS = 12  # a second
 SLOW_TICK = 1.0  # seconds; without news the panes are looked after so often: marks fade, windows move on
 
 
