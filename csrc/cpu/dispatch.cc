@@ -70,6 +70,7 @@ void decode_attention(const DecodeAttentionParams& params) { kernels().decode_at
 void rope_write_kv(const RopeWriteKvParams& params) { kernels().rope_write_kv(params); }
 void rms_norm(const RmsNormParams& params) { kernels().rms_norm(params); }
 void silu_and_mul(const SiluAndMulParams& params) { kernels().silu_and_mul(params); }
+void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { kernels().gelu_tanh_and_mul(params); }
 void add_lora(const AddLoraParams& params) { kernels().add_lora(params); }
 void linear(const LinearParams& params) { kernels().linear(params); }
 void dequantise_rows(const DequantiseRowsParams& params) { kernels().dequantise_rows(params); }

@@ -12,6 +12,7 @@ void decode_attention(const DecodeAttentionParams& params);
 void rope_write_kv(const RopeWriteKvParams& params);
 void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
+void gelu_tanh_and_mul(const GeluTanhAndMulParams& params);
 void add_lora(const AddLoraParams& params);
 void linear(const LinearParams& params);
 void dequantise_rows(const DequantiseRowsParams& params);

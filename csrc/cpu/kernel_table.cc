@@ -11,6 +11,7 @@ const KernelTable kKernels = {
     .rope_write_kv = rope_write_kv,
     .rms_norm = rms_norm,
     .silu_and_mul = silu_and_mul,
+    .gelu_tanh_and_mul = gelu_tanh_and_mul,
     .add_lora = add_lora,
     .linear = linear,
     .dequantise_rows = dequantise_rows,

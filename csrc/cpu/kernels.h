@@ -14,6 +14,7 @@ void decode_attention(const DecodeAttentionParams& params);
 void rope_write_kv(const RopeWriteKvParams& params);
 void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
+void gelu_tanh_and_mul(const GeluTanhAndMulParams& params);
 void copy_blocks(const CopyBlocksParams& params);
 void add_lora(const AddLoraParams& params);
 void linear(const LinearParams& params);
@@ -27,6 +28,7 @@ struct KernelTable {
   void (*rope_write_kv)(const RopeWriteKvParams&);
   void (*rms_norm)(const RmsNormParams&);
   void (*silu_and_mul)(const SiluAndMulParams&);
+  void (*gelu_tanh_and_mul)(const GeluTanhAndMulParams&);
   void (*add_lora)(const AddLoraParams&);
   void (*linear)(const LinearParams&);
   void (*dequantise_rows)(const DequantiseRowsParams&);

@@ -18,6 +18,7 @@ struct CpuBackend {
   static void rope_write_kv(const RopeWriteKvParams& params) { cpu::rope_write_kv(params); }
   static void rms_norm(const RmsNormParams& params) { cpu::rms_norm(params); }
   static void silu_and_mul(const SiluAndMulParams& params) { cpu::silu_and_mul(params); }
+  static void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { cpu::gelu_tanh_and_mul(params); }
   static void copy_blocks(const CopyBlocksParams& params) { cpu::copy_blocks(params); }
   static void add_lora(const AddLoraParams& params) { cpu::add_lora(params); }
 };

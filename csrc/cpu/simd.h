@@ -9,7 +9,7 @@
 //   sum(v), largest(v)        over the lanes
 //   store_sums(p, a, b, c, d) the four sums to p[0] .. p[3]
 //   transpose(rows)           kWidth vectors as a square matrix
-//   exp(v), silu(v)
+//   exp(v), silu(v), gelu_tanh(v)
 //   broadcast(v)              a float or a Float16 in all lanes
 //   load_signed_bytes(p)      kWidth of them
 //   NibbleValues(scale, offset)   what the 4-bit numbers of a block stand for: low(p), high(p) give scale * q + offset
@@ -53,6 +53,14 @@ CUDAPREFILL_INLINE Vec exp(Vec v) {
 
 // v / (1 + e^-v)
 CUDAPREFILL_INLINE Vec silu(Vec v) { return v / (broadcast(1.0f) + exp(zero() - v)); }
+
+// v / 2 (1 + tanh u) with u = sqrt(2 / pi) (v + 0.044715 v^3), which is v / (1 + e^-2u). Where v^3 leaves the range of
+// float32, e^-2u is 0 or infinite, as it should be.
+CUDAPREFILL_INLINE Vec gelu_tanh(Vec v) {
+  constexpr float kTwiceRoot = 1.5957691216f;  // 2 sqrt(2 / pi)
+  const Vec cubic = fma(v * v, broadcast(0.044715f), broadcast(1.0f));
+  return v / (broadcast(1.0f) + exp(v * cubic * broadcast(-kTwiceRoot)));
+}
 
 // Calls whole(i) for each vector of `size` elements, then rest(i, count) for the elements that are left, if any.
 template <class Whole, class Rest>

@@ -40,7 +40,7 @@ HOPPER_KERNEL = "prefill_sm90_kernel"
 SHAPES_WITHOUT_HEADS = {
     "write_kv_kernel": (128, 0),
     "copy_blocks_kernel": (128, 0),
-    "silu_and_mul_kernel": (256, 0),
+    "activate_and_mul_kernel": (256, 0),
     "rms_norm_kernel": (1024, 0),
     "rope_write_kv_kernel": (128, 0),
     "plain_attention_kernel": (128, 0),

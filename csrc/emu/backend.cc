@@ -123,6 +123,15 @@ void EmulatedBackend::silu_and_mul(SiluAndMulParams params) {
   cuda::silu_and_mul(params, device);
 }
 
+void EmulatedBackend::gelu_tanh_and_mul(GeluTanhAndMulParams params) {
+  EmulatedDevice device;
+  const int bytes = cuda::element_bytes(params.dtype);
+  const int64_t columns = params.size;
+  device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, 2 * columns), bytes, Access::kRead);
+  device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
+  cuda::gelu_tanh_and_mul(params, device);
+}
+
 void EmulatedBackend::copy_blocks(CopyBlocksParams params) {
   EmulatedDevice device;
   device.expose("block_pairs", params.block_pairs, 2 * params.num_pairs, sizeof(int64_t), Access::kRead);

@@ -13,6 +13,7 @@ struct EmulatedBackend {
   static void rope_write_kv(RopeWriteKvParams params);
   static void rms_norm(RmsNormParams params);
   static void silu_and_mul(SiluAndMulParams params);
+  static void gelu_tanh_and_mul(GeluTanhAndMulParams params);
   static void copy_blocks(CopyBlocksParams params);
   static void add_lora(AddLoraParams params);
   static void prefill_attention(PrefillAttentionParams params);

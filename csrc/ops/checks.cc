@@ -105,6 +105,17 @@ RmsNormParams fill_rms_norm(const char* op, const TensorArg& x, const TensorArg&
   return params;
 }
 
+GatedParams fill_gated(const char* op, const TensorArg& x) {
+  GatedParams params{};
+  params.dtype = x.expect_shape("[rows, 2 * size]", {kAny, kAny}).expect_contiguous_last_dim().expect_floating();
+  if (x.size(1) % 2 != 0) fail(op, ": x must have an even number of columns, got ", x.size(1));
+  params.x = x.data();
+  params.num_rows = x.size(0);
+  params.x_stride = x.stride(0);
+  params.size = to_int32(op, "size", x.size(1) / 2);
+  return params;
+}
+
 }  // namespace
 
 WriteKvParams write_kv_params(const Tensor& k_tensor, const Tensor& v_tensor, const Tensor& k_cache,
@@ -257,17 +268,14 @@ RmsNormParams add_rms_norm_params(const Tensor& x_tensor, const Tensor& residual
   return params;
 }
 
-SiluAndMulParams silu_and_mul_params(const Tensor& x_tensor) {
+SiluAndMulParams silu_and_mul_params(const Tensor& x) {
   constexpr const char* op = "silu_and_mul";
-  const TensorArg x(op, "x", x_tensor);
-  SiluAndMulParams params{};
-  params.dtype = x.expect_shape("[rows, 2 * size]", {kAny, kAny}).expect_contiguous_last_dim().expect_floating();
-  if (x.size(1) % 2 != 0) fail(op, ": x must have an even number of columns, got ", x.size(1));
-  params.x = x.data();
-  params.num_rows = x.size(0);
-  params.x_stride = x.stride(0);
-  params.size = to_int32(op, "size", x.size(1) / 2);
-  return params;
+  return fill_gated(op, {op, "x", x});
+}
+
+GeluTanhAndMulParams gelu_tanh_and_mul_params(const Tensor& x) {
+  constexpr const char* op = "gelu_tanh_and_mul";
+  return fill_gated(op, {op, "x", x});
 }
 
 CopyBlocksParams copy_blocks_params(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs_tensor) {

@@ -31,6 +31,7 @@ RopeWriteKvParams rope_write_kv_params(const Tensor& q, const Tensor& k, const T
 RmsNormParams rms_norm_params(const Tensor& x, const Tensor& weight, double eps);
 RmsNormParams add_rms_norm_params(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps);
 SiluAndMulParams silu_and_mul_params(const Tensor& x);
+GeluTanhAndMulParams gelu_tanh_and_mul_params(const Tensor& x);
 LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 LinearParams linear_blocks_params(const Tensor& x, const Tensor& blocks, int64_t block_format,
                                   const std::optional<Tensor>& bias);

@@ -99,14 +99,19 @@ struct RmsNormParams {
   DType dtype;
 };
 
-// out[t, i] = silu(x[t, i]) * x[t, size + i]
-struct SiluAndMulParams {
+enum class Activation : int32_t { kSilu, kGeluTanh };
+
+// out[t, i] = activation(x[t, i]) * x[t, size + i]
+struct GatedParams {
   const void* x;
   void* out;
   int64_t num_rows, x_stride, out_stride;
   int32_t size;
   DType dtype;
 };
+
+using SiluAndMulParams = GatedParams;
+using GeluTanhAndMulParams = GatedParams;
 
 struct CopyBlocksParams {
   PagedCache k_cache, v_cache;

@@ -53,13 +53,10 @@ struct Ops {
     return run_rms_norm(x, add_rms_norm_params(x, residual, weight, eps));
   }
 
-  static Tensor silu_and_mul(const Tensor& x) {
-    SiluAndMulParams params = silu_and_mul_params(x);
-    Tensor out = empty_matrix(params.num_rows, params.size, x);
-    params.out = out.data_ptr();
-    params.out_stride = params.size;
-    Backend::silu_and_mul(params);
-    return out;
+  static Tensor silu_and_mul(const Tensor& x) { return run_gated(Backend::silu_and_mul, x, silu_and_mul_params(x)); }
+
+  static Tensor gelu_tanh_and_mul(const Tensor& x) {
+    return run_gated(Backend::gelu_tanh_and_mul, x, gelu_tanh_and_mul_params(x));
   }
 
   static void copy_blocks(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs) {
@@ -72,6 +69,15 @@ struct Ops {
   }
 
  private:
+  template <class Kernel>
+  static Tensor run_gated(const Kernel& kernel, const Tensor& x, GatedParams params) {
+    Tensor out = empty_matrix(params.num_rows, params.size, x);
+    params.out = out.data_ptr();
+    params.out_stride = params.size;
+    kernel(params);
+    return out;
+  }
+
   static Tensor run_rms_norm(const Tensor& x, RmsNormParams params) {
     Tensor out = empty_matrix(params.num_rows, params.hidden_size, x);
     params.out = out.data_ptr();
@@ -91,6 +97,7 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("rms_norm", TORCH_BOX(&Ops<Backend>::rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&Ops<Backend>::add_rms_norm));
   m.impl("silu_and_mul", TORCH_BOX(&Ops<Backend>::silu_and_mul));
+  m.impl("gelu_tanh_and_mul", TORCH_BOX(&Ops<Backend>::gelu_tanh_and_mul));
   m.impl("copy_blocks", TORCH_BOX(&Ops<Backend>::copy_blocks));
   m.impl("add_lora", TORCH_BOX(&Ops<Backend>::add_lora));
 }

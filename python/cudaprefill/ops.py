@@ -139,6 +139,12 @@ def silu_and_mul(x: Tensor) -> Tensor:
 
 
 @_op
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """``gelu(x[:, :I]) * x[:, I:]`` with the GELU in its tanh form, as Gemma has it. x: [T, 2 I] -> [T, I]."""
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+@_op
 def copy_blocks(k_cache: Tensor, v_cache: Tensor, block_pairs: Tensor) -> None:
     """Copies whole blocks within the caches of a layer, pair after pair.
 

@@ -54,7 +54,7 @@ def test_the_table_has_a_line_a_part_with_its_share(model: str, capsys: pytest.C
     ]
     for table in tables:
         lines = {" ".join(line.split()[:-3]): float(line.split()[-1][:-1]) for line in table.splitlines()[1:-1]}
-        inner = ("embedding", "linear", "norms", "rope", "attention", "silu", "block copies", "between")
+        inner = ("embedding", "linear", "norms", "rope", "attention", "activate", "block copies", "between")
         outer = [share for name, share in lines.items() if name != "the step" and not name.startswith(inner)]
         assert {"schedule", "build", "forward", "logits", "sample", "commit", "text", "other"} <= set(lines)
         assert sum(outer) == pytest.approx(100.0, abs=0.05 * len(outer))

@@ -22,6 +22,7 @@ OP_NAMES = (
     "rms_norm",
     "add_rms_norm",
     "silu_and_mul",
+    "gelu_tanh_and_mul",
     "copy_blocks",
     "add_lora",
 )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cudaprefill.engine.schedule import BatchArrays
-from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.config import LayerConfig, ModelConfig
 from cudaprefill.models.decoder import Decoder
 from cudaprefill.models.rope import RopeConfig, cos_sin_table, inverse_frequencies
 from cudaprefill.models.weights import DecoderWeights, LayerWeights
@@ -20,6 +20,7 @@ from tests.ops.attention_reference import POISONED_BLOCK
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 256
 VOCAB_SIZE = 101
+ROPE = RopeConfig(rope_type="default", theta=1e4)
 POISON = VOCAB_SIZE  # a token whose embedding is NaN
 
 
@@ -27,7 +28,7 @@ def small_decoder(dtype: torch.dtype = torch.float32, device: str = "cpu") -> De
     """Two layers with random weights, of which every token but `POISON` gives numbers."""
     config = ModelConfig(
         family="llama",
-        num_layers=2,
+        layers=(LayerConfig(rope=ROPE),) * 2,
         hidden_size=64,
         intermediate_size=96,
         num_q_heads=4,
@@ -36,7 +37,6 @@ def small_decoder(dtype: torch.dtype = torch.float32, device: str = "cpu") -> De
         vocab_size=VOCAB_SIZE + 1,
         max_model_len=MAX_MODEL_LEN,
         rms_norm_eps=1e-5,
-        rope=RopeConfig(rope_type="default", theta=1e4),
     )
     generator = torch.Generator().manual_seed(0)
 
@@ -48,26 +48,28 @@ def small_decoder(dtype: torch.dtype = torch.float32, device: str = "cpu") -> De
 
     def layer() -> LayerWeights:
         return LayerWeights(
-            input_norm=norm(),
+            attention_norm=norm(),
             qkv=matrix(8 * config.head_size, config.hidden_size),
             qkv_bias=None,
             q_norm=None,
             k_norm=None,
             o=matrix(config.hidden_size, 4 * config.head_size),
             o_bias=None,
-            post_attention_norm=norm(),
+            attention_output_norm=None,
+            feed_forward_norm=norm(),
             gate_up=matrix(2 * config.intermediate_size, config.hidden_size),
             gate_up_bias=None,
             down=matrix(config.hidden_size, config.intermediate_size),
             down_bias=None,
+            feed_forward_output_norm=None,
         )
 
     embedding = matrix(config.vocab_size, config.hidden_size, scale=4.0)
     embedding[POISON] = torch.nan
     lm_head = matrix(VOCAB_SIZE, config.hidden_size)
     weights = DecoderWeights(embedding, (layer(), layer()), norm(), lm_head)
-    cos_sin = cos_sin_table(inverse_frequencies(config.rope, config.head_size), MAX_MODEL_LEN)
-    return Decoder(config, weights, cos_sin.to(device))
+    table = cos_sin_table(inverse_frequencies(ROPE, config.head_size), MAX_MODEL_LEN)
+    return Decoder(config, weights, {ROPE: table.to(device)})
 
 
 @dataclass(eq=False)

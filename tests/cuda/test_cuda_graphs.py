@@ -127,7 +127,7 @@ def test_what_an_earlier_step_left_in_the_padding_changes_nothing(monkeypatch: p
 def test_decodes_run_no_python_of_the_model_and_all_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "LARGEST_GRAPH", 4)
     plain = small_decoder()
-    model = CountingDecoder(plain.config, plain.weights, plain.cos_sin)
+    model = CountingDecoder(plain.config, plain.weights, plain.rope_tables)
     runner = DecodeGraphRunner(model, kv_cache_of(model), MAX_NUM_SEQS, MAX_MODEL_LEN, Tape.capture)
     assert model.num_forwards == len([1, 2, 4])
     steps = RandomSteps(0, NUM_BLOCKS)

@@ -129,14 +129,17 @@ def test_rms_norm_with_and_without_a_residual(backend, hidden_size, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [8, 1536, 2056])
-def test_silu_and_mul(backend, size, dtype):
+@pytest.mark.parametrize("op", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_activate_and_mul(backend, op, size, dtype):
     x = random(3, 2 * size, dtype=dtype) * 8
 
     def reference(compute):
         gate, up = x.to(compute).chunk(2, dim=1)
-        return torch.nn.functional.silu(gate) * up
+        if op == "silu_and_mul":
+            return torch.nn.functional.silu(gate) * up
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
-    assert_as_exact_as_torch(ops.silu_and_mul(x), reference(torch.float64), reference(torch.float32).to(dtype))
+    assert_as_exact_as_torch(getattr(ops, op)(x), reference(torch.float64), reference(torch.float32).to(dtype))
 
 
 def test_no_tokens_are_no_work(backend):

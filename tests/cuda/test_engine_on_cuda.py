@@ -42,7 +42,7 @@ def model_and_check(
             exact = copy.deepcopy(in_bfloat16).double()  # of the rounded weights
             weights = in_bfloat16_too(model.weights)
             yield (
-                Decoder(model.config, weights, model.cos_sin),
+                Decoder(model.config, weights, model.rope_tables),
                 partial(assert_as_exact_as_bfloat16, exact, in_bfloat16),
             )
 

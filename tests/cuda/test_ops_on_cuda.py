@@ -16,12 +16,12 @@ pytest.importorskip("hypothesis")  # of the tests that are borrowed
 from cudaprefill import ops
 from tests.cuda.backends import GPU_BACKENDS, OP_NAMES, backend_of_ops, ops_replaced_by, skipping_refusals
 from tests.ops import (
+    test_activate_and_mul,
     test_copy_blocks,
     test_decode_attention,
     test_prefill_attention,
     test_rms_norm,
     test_rope_write_kv,
-    test_silu_and_mul,
     test_write_kv,
 )
 
@@ -81,8 +81,8 @@ SHARED = {
         "a_row_of_nan_harms_no_other",
         "no_rows",
     ),
-    test_silu_and_mul: (
-        "silu_and_mul",
+    test_activate_and_mul: (
+        "every_dtype_and_size",
         "gates_beyond_the_range_of_the_exponential",
         "rows_that_do_not_adjoin",
         "no_rows",

@@ -16,6 +16,11 @@ from tests.models.tiny import ROPE, random_tokens, reference_logits, save_tiny_m
 
 TOLERANCE = 1e-4
 
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
@@ -29,9 +34,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2, window": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 0}),
     "qwen2, yarn rope": ("qwen2", {"rope_parameters": ROPE["yarn"]}),
+    "qwen2, window in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3, biases": ("qwen3", {"attention_bias": True}),
+    "gemma2": ("gemma2", {"tie_word_embeddings": True}),
+    "gemma2, no caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3_text", {"tie_word_embeddings": True}),
+    "gemma3, stretched": ("gemma3_text", {"rope_parameters": GEMMA3_ROPE, "attention_bias": True}),
+    "phi3": ("phi3", {}),
+    "phi3, window": ("phi3", {"sliding_window": 20}),
+    "phi3, longrope": ("phi3", {"rope_parameters": ROPE["longrope"]}),
+    "phi3, partial": ("phi3", {"rope_parameters": {**ROPE["default"], "partial_rotary_factor": 0.75}}),
 }
 PROMPT = random_tokens(75)
 
@@ -121,6 +138,17 @@ def test_mixed_steps_of_decodes_and_chunks(pair: Pair, seed: int) -> None:
     assert mixed_steps > 0
     for name, tokens in sequences.items():
         assert_same_logits(torch.cat(logits[name]), reference_logits(reference, tokens))
+
+
+@pytest.mark.parametrize(("max_model_len", "length"), [(64, 50), (256, 75)])
+def test_longrope_within_and_beyond_the_pretraining(tmp_path: Any, max_model_len: int, length: int) -> None:
+    """transformers looks at each sequence, this engine at the longest that it will take."""
+    rope = {**ROPE["longrope"], "partial_rotary_factor": 0.75}
+    rope |= {name: rope[name][:24] for name in ("short_factor", "long_factor")}
+    reference = save_tiny_model(tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    runner = PagedRunner(load_model(tmp_path, max_model_len=max_model_len))
+    logits = torch.cat([runner.step(chunks={"a": PROMPT[:20]})["a"], runner.step(chunks={"a": PROMPT[20:length]})["a"]])
+    assert_same_logits(logits, reference_logits(reference, PROMPT[:length]))
 
 
 @pytest.mark.parametrize("head_size", [80, 96, 128, 256])

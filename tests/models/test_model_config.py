@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cudaprefill.models import ModelConfig, UnsupportedModelError, WeightsError, read_model_config
+from cudaprefill.models.config import LayerConfig
 from cudaprefill.models.hf_config import parse_hf_config
 from cudaprefill.models.rope import RopeConfig
 
@@ -29,12 +30,16 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **BASE}
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None, **BASE}
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **BASE}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 64, **BASE}
+_GEMMA = {**{key: BASE[key] for key in BASE if key != "rope_theta"}, "head_dim": 64, "sliding_window": 512}
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", **_GEMMA}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **_GEMMA}
+PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", **BASE, "max_position_embeddings": 4096}
 
 
 def test_every_field_of_a_llama() -> None:
     assert parse_hf_config({**LLAMA, "bos_token_id": 1, "eos_token_id": 2}) == ModelConfig(
         family="llama",
-        num_layers=4,
+        layers=(LayerConfig(rope=RopeConfig(rope_type="default", theta=10000.0)),) * 4,
         hidden_size=256,
         intermediate_size=512,
         num_q_heads=4,
@@ -43,7 +48,6 @@ def test_every_field_of_a_llama() -> None:
         vocab_size=1000,
         max_model_len=2048,
         rms_norm_eps=1e-6,
-        rope=RopeConfig(rope_type="default", theta=10000.0),
         bos_token_id=1,
         eos_token_ids=(2,),
     )
@@ -87,7 +91,54 @@ def test_an_explicit_head_size_wins_over_the_quotient() -> None:
     ],
 )
 def test_the_window_is_that_of_transformers(config: dict[str, Any], window: int) -> None:
-    assert parse_hf_config(config).window == window
+    assert {layer.window for layer in parse_hf_config(config).layers} == {window}
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}, [0, 0, 0, 64]),
+        (
+            {**QWEN3, "use_sliding_window": True, "sliding_window": 64, "layer_types": [FULL, SLIDING] * 2},
+            [0, 64, 0, 64],
+        ),
+        (GEMMA2, [512, 0, 512, 0]),
+        ({**GEMMA2, "sliding_window": None}, [0, 0, 0, 0]),
+        ({**GEMMA2, "layer_types": [FULL, FULL, SLIDING, FULL]}, [0, 0, 512, 0]),
+        ({**GEMMA3, "sliding_window_pattern": 3}, [512, 512, 0, 512]),
+        (GEMMA3, [512, 512, 512, 512]),
+        ({**PHI3, "sliding_window": 2047}, [2047] * 4),
+        (PHI3, [0] * 4),
+    ],
+)
+def test_layers_have_windows_of_their_own(config: dict[str, Any], windows: list[int]) -> None:
+    assert [layer.window for layer in parse_hf_config(config).layers] == windows
+
+
+def test_what_tells_gemma_apart() -> None:
+    gemma2, gemma3 = parse_hf_config(GEMMA2), parse_hf_config({**GEMMA3, "rope_local_base_freq": 5000.0})
+    assert (gemma2.activation, gemma2.norm_offset, gemma2.output_norms, gemma2.qk_norm) == ("gelu_tanh", 1, True, False)
+    assert (gemma2.attention_softcap, gemma2.logits_softcap, gemma2.attention_scale) == (50, 30, 256**-0.5)
+    assert (gemma3.attention_softcap, gemma3.logits_softcap, gemma3.qk_norm) == (0, 0, True)
+    assert gemma2.embedding_scale == gemma3.embedding_scale == 16
+    assert gemma2.tied_embeddings
+    assert [layer.rope.theta for layer in gemma3.layers] == [5000.0] * 4
+    both = parse_hf_config({**GEMMA3, "sliding_window_pattern": 2, "rope_scaling": {"type": "linear", "factor": 8.0}})
+    assert [(layer.rope.theta, layer.rope.factor) for layer in both.layers] == [(1e4, 1.0), (1e6, 8.0)] * 2
+
+
+def test_what_tells_phi_apart() -> None:
+    longrope = {"type": "su", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24}
+    lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    own_code = {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}  # that of transformers, under its own name
+    partly = {"partial_rotary_factor": 0.75, "rope_scaling": longrope, **lengths, "auto_map": own_code}
+    (rope,) = {layer.rope for layer in parse_hf_config({**PHI3, **partly}).layers}
+    assert (rope.rope_type, rope.rotary_dim, rope.original_max_position) == ("longrope", 48, 4096)
+    assert rope.long_factors == (2.0,) * 24
+    assert rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)  # 2**17 is 2**5 times 2**12
 
 
 def test_yarn_stretches_the_length_that_the_model_is_made_for() -> None:
@@ -145,15 +196,23 @@ REFUSED = [
     (LLAMA, {"hidden_size": None}, "hidden_size is missing"),
     (LLAMA, {"vocab_size": "1000"}, "vocab_size must be an integer of at least 1, got '1000'"),
     (LLAMA, {"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
+    (LLAMA, {"num_hidden_layers": 10**12}, "num_hidden_layers must be at most 10000, got 1000000000000"),
     (LLAMA, {"rms_norm_eps": -1e-6}, "rms_norm_eps must be a number above 0"),
     (LLAMA, {"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
     (LLAMA, {"eos_token_id": [2, "x"]}, "eos_token_id.*'x'"),
     (LLAMA, {"sliding_window": 512}, "sliding_window = 512"),
     (LLAMA, {"layer_types": ["sliding_attention"] * 4}, "no window is set"),
     (MISTRAL, {"attention_bias": True}, "attention_bias = True"),
-    (MISTRAL, {"sliding_window": 64, "layer_types": ["full_attention"] * 4}, "window of 64 in 0 of 4 layers"),
+    (MISTRAL, {"sliding_window": 64, "layer_types": ["full_attention"] * 4}, "sliding_window 64 .* all 4 .* in 0"),
     (QWEN2, {"mlp_bias": True}, "mlp_bias = True"),
-    (QWEN2, {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 3}, "64 in 1 of 4 layers"),
+    (GEMMA2, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+    (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+    (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+    (GEMMA3, {"rope_parameters": {"rope_type": "default"}}, "rope_parameters = .*sliding_attention"),
+    (PHI3, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = 'linear'"),
+    (PHI3, {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor must list 32 numbers.*1 of"),
+    (PHI3, {"rope_scaling": {"type": "longrope", "short_factor": ["x"] * 32}}, "short_factor must be a number"),
+    (PHI3, {"partial_rotary_factor": 0.33}, "partial_rotary_factor 0.33 of the head size 64 .* got 21"),
     (QWEN3, {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types.*linear_attention"),
     (QWEN3, {"layer_types": ["full_attention"]}, "for each of 4 layers"),
     (QWEN2, {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, "rope_type = 'mrope'"),
@@ -181,7 +240,7 @@ def test_what_is_not_computed_is_refused_by_name(base: dict[str, Any], change: d
 
 @pytest.mark.parametrize(
     "name",
-    ["num_layers", "hidden_size", "intermediate_size", "num_q_heads", "num_kv_heads", "vocab_size", "max_model_len"],
+    ["hidden_size", "intermediate_size", "num_q_heads", "num_kv_heads", "vocab_size", "max_model_len"],
 )
 def test_sizes_are_at_least_one(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{name} must be at least 1, got 0"):

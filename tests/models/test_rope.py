@@ -57,7 +57,7 @@ def assert_equal_to_transformers(head_size: int, max_position: int, parameters: 
             expected, scale = LlamaRotaryEmbedding.compute_default_rope_parameters(reference)
         else:
             expected, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](reference)
-        rope = parse_hf_config(json).rope
+        rope = parse_hf_config(json).layers[0].rope
         torch.testing.assert_close(inverse_frequencies(rope, head_size), expected, rtol=2e-7, atol=0)
         assert rope.attention_factor == pytest.approx(scale, rel=1e-12)
 
@@ -115,7 +115,7 @@ def test_yarn(head_size: int, theta: float, factor: float, original: int, option
 
 def test_yarn_infers_its_factor_from_the_two_lengths() -> None:
     parameters = {"rope_type": "yarn", "rope_theta": 1e4, "factor": None, "original_max_position_embeddings": 512}
-    rope = parse_hf_config(config_json(64, 2048, rope_parameters=parameters)).rope
+    rope = parse_hf_config(config_json(64, 2048, rope_parameters=parameters)).layers[0].rope
     assert rope.factor == 4.0
 
 
@@ -132,5 +132,5 @@ def test_table_holds_cosines_then_sines_of_every_position(attention_factor: floa
 
 
 def test_an_unknown_type_is_named() -> None:
-    with pytest.raises(ValueError, match="'longrope'"):
-        inverse_frequencies(RopeConfig(rope_type="longrope", theta=1e4), 64)
+    with pytest.raises(ValueError, match="'dynamic'"):
+        inverse_frequencies(RopeConfig(rope_type="dynamic", theta=1e4), 64)

@@ -82,8 +82,9 @@ def test_weights_outlive_their_file(tmp_path: Path) -> None:
 
 def test_fewer_positions_make_a_shorter_table(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
-    assert load_model(tmp_path).cos_sin.shape == (256, 64)
-    assert load_model(tmp_path, max_model_len=100).cos_sin.shape == (100, 64)
+    (whole,) = load_model(tmp_path).rope_tables.values()
+    (shorter,) = load_model(tmp_path, max_model_len=100).rope_tables.values()
+    assert (whole.shape, shorter.shape) == ((256, 64), (100, 64))
 
 
 class TestTiedEmbeddings:
@@ -121,8 +122,8 @@ class TestWrongTensors:
     def test_a_whole_layer_missing(self, tmp_path: Path) -> None:
         save_tiny_model(tmp_path, "llama")
         config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**12}))
-        with pytest.raises(WeightsError, match="of layer 1000000000000"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 10**4}))
+        with pytest.raises(WeightsError, match="of layer 10000"):
             load_model(tmp_path)
 
     def test_unexpected(self, tmp_path: Path) -> None:

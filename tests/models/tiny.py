@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -21,8 +24,11 @@ logging.set_verbosity_error()
 logging.disable_progress_bar()
 
 _CONFIGS: dict[str, type[PretrainedConfig]] = {
+    "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3TextConfig,
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "phi3": Phi3Config,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
 }
@@ -41,6 +47,15 @@ _SIZES = {
     "tie_word_embeddings": False,
 }
 
+# Scores and logits large enough for the caps of Gemma to matter; Phi-3 has its head size as a quotient.
+_GEMMA = {"query_pre_attn_scalar": 50, "sliding_window": 20, "final_logit_softcapping": 3.0, "pad_token_id": 0}
+_SIZES_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**_GEMMA, "sliding_window_pattern": 2},
+    "phi3": {"hidden_size": 384, "pad_token_id": 0, "original_max_position_embeddings": 256},
+}
+
 # Rotary embeddings whose scaling acts within 256 positions.
 ROPE = {
     "default": {"rope_type": "default", "rope_theta": 1e4},
@@ -54,13 +69,18 @@ ROPE = {
         "original_max_position_embeddings": 64,
     },
     "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0 + i / 32 for i in range(32)],
+        "long_factor": [1.0 + i / 4 for i in range(32)],
+    },
 }
 
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """A float32 model whose biases, norms and attention all matter. `overrides` are keys of config.json."""
-    no_window = {"sliding_window": None} if family == "mistral" else {}
-    config = _CONFIGS[family](**{**_SIZES, **no_window, **overrides})
+    config = _CONFIGS[family](**{**_SIZES, **_SIZES_OF_FAMILY.get(family, {}), **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -71,7 +91,7 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
             elif name.endswith("bias"):
                 weight.copy_(0.3 * values)
             else:
-                weight.copy_(1 + 0.3 * values)
+                weight.copy_(0.3 * values if family.startswith("gemma") else 1 + 0.3 * values)
     model.tie_weights()
     return model
 

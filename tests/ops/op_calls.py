@@ -58,6 +58,7 @@ def right_arguments(op: str) -> dict[str, Any]:
             "eps": 1e-5,
         },
         "silu_and_mul": {"x": torch.randn(T, 96)},
+        "gelu_tanh_and_mul": {"x": torch.randn(T, 96)},
         "copy_blocks": {**caches, "block_pairs": torch.tensor([[0, 7], [2, 1]])},
         "add_lora": {
             "out": torch.zeros(T, 96),
@@ -90,6 +91,7 @@ OPS = [
     "rms_norm",
     "add_rms_norm",
     "silu_and_mul",
+    "gelu_tanh_and_mul",
     "copy_blocks",
     "add_lora",
     "linear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tenso
 def silu_and_mul(x: Tensor, dtype: torch.dtype) -> Tensor:
     gate, up = x.to(dtype).chunk(2, dim=-1)
     return gate / (1 + torch.exp(-gate)) * up
+
+
+def gelu_tanh_and_mul(x: Tensor, dtype: torch.dtype) -> Tensor:
+    gate, up = x.to(dtype).chunk(2, dim=-1)
+    return gate / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
 
 
 def rope(x: Tensor, cos_sin: Tensor, position_ids: Tensor, dtype: torch.dtype) -> Tensor:

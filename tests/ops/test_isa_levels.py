@@ -13,13 +13,13 @@ PRINT_LEVEL = ("-c", "from cudaprefill import ops; print(ops.cpu_isa())")
 TEST_FILES = [
     str(Path(__file__).with_name(f"test_{name}.py"))
     for name in (
+        "activate_and_mul",
         "add_lora",
         "copy_blocks",
         "linear",
         "linear_blocks",
         "rms_norm",
         "rope_write_kv",
-        "silu_and_mul",
         "wrong_arguments",
         "write_kv",
     )

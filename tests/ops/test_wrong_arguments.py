@@ -170,7 +170,8 @@ def test_what_is_float32_alone(op: str, name: str) -> None:
         *[("rope_write_kv", name) for name in ("q", "k", "v", "k_cache", "v_cache")],
         *[("prefill_attention", name) for name in ("q", "k_cache", "v_cache", "out", "block_table")],
         *[("decode_attention", name) for name in ("q", "k_cache", "v_cache", "out", "block_table")],
-        *[("rms_norm", "x"), ("add_rms_norm", "x"), ("add_rms_norm", "residual"), ("silu_and_mul", "x")],
+        *[("rms_norm", "x"), ("add_rms_norm", "x"), ("add_rms_norm", "residual")],
+        *[("silu_and_mul", "x"), ("gelu_tanh_and_mul", "x")],
         *[("copy_blocks", "k_cache"), ("copy_blocks", "v_cache"), ("linear", "x"), ("linear", "weight")],
         *[("add_lora", "out"), ("add_lora", "x")],
     ],
@@ -230,8 +231,9 @@ def test_a_rotary_dim_that_is_odd_or_larger_than_the_head(rotary_dim: int) -> No
     refuse("rope_write_kv", "cos_sin", torch.randn(50, rotary_dim), message)
 
 
-def test_an_odd_number_of_columns_cannot_be_gate_and_up() -> None:
-    refuse("silu_and_mul", "x", torch.randn(5, 97), "must have an even number of columns, got 97")
+@pytest.mark.parametrize("op", ["silu_and_mul", "gelu_tanh_and_mul"])
+def test_an_odd_number_of_columns_cannot_be_gate_and_up(op: str) -> None:
+    refuse(op, "x", torch.randn(5, 97), "must have an even number of columns, got 97")
 
 
 @pytest.mark.parametrize("op", ["write_kv", "copy_blocks"])

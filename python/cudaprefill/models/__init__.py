@@ -11,12 +11,13 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.decoder import Decoder
 from cudaprefill.models.errors import UnsupportedModelError, WeightsError
 from cudaprefill.models.hf_config import read_hf_config
-from cudaprefill.models.rope import cos_sin_table, inverse_frequencies
+from cudaprefill.models.rope import RopeConfig, cos_sin_table, inverse_frequencies
 from cudaprefill.models.weights import EMBEDDING, Progress, TensorSource, check_tensors, load_weights
 
 __all__ = [
@@ -46,7 +47,8 @@ def load_model(
     for float32 and quantised files; on a CPU it leaves the matrices of a quantised file in their blocks, and all else
     is float32. `progress` gets bytes read and bytes to read.
     `max_model_len` is the number of positions that will be used, by default all that the model was made for; its
-    RoPE table takes 4 * head_size bytes for each. Raises UnsupportedModelError and WeightsError with what is wrong.
+    RoPE tables take 4 * head_size bytes for each, and a longrope has other frequencies beyond the positions of the
+    pretraining. Raises UnsupportedModelError and WeightsError with what is wrong.
     """
     if dtype not in ("auto", *_DTYPES):
         raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
@@ -58,13 +60,10 @@ def load_model(
         activation_dtype = torch.float32 if device.type == "cpu" else weight_dtype
         keep_blocks = dtype == "auto" and device.type == "cpu"
         weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress, keep_blocks)
-        inv_freq = inverse_frequencies(config.rope, config.head_size)
-        if source.rope_factors is not None:
-            inv_freq = inv_freq / source.rope_factors
+        tables = _rope_tables(config, source, max_model_len or config.max_model_len)
     finally:
         source.close()
-    cos_sin = cos_sin_table(inv_freq, max_model_len or config.max_model_len, config.rope.attention_factor)
-    return Decoder(config, weights, cos_sin.to(device))
+    return Decoder(config, weights, {rope: table.to(device) for rope, table in tables.items()})
 
 
 def read_model_config(path: str | os.PathLike[str]) -> ModelConfig:
@@ -105,6 +104,16 @@ def _open(path: Path) -> tuple[ModelConfig, TensorSource]:
     file = GgufFile(path)
     config = parse_gguf_config(file)
     return config, GgufSource(file, config)
+
+
+def _rope_tables(config: ModelConfig, source: TensorSource, num_positions: int) -> dict[RopeConfig, Tensor]:
+    tables = {}
+    for rope in {layer.rope for layer in config.layers}:
+        inv_freq = inverse_frequencies(rope, config.head_size, num_positions)
+        if source.rope_factors is not None:
+            inv_freq = inv_freq / source.rope_factors
+        tables[rope] = cos_sin_table(inv_freq, num_positions, rope.attention_factor)
+    return tables
 
 
 def _auto_dtype(source: TensorSource, device: torch.device) -> torch.dtype:

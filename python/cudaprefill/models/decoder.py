@@ -1,18 +1,19 @@
-"""The decoder of every family: a stack of attention and gated MLP, each behind an RMSNorm and a residual.
+"""The decoder of every family: a stack of attention and feed-forward, each behind an RMSNorm and a residual.
 
 One layer of T tokens, as ops:
 
     x [T, H] --linear qkv--> q, k, v --rope_write_kv--> KV cache
              q, KV cache --decode_attention (rows 0 .. num_decodes) / prefill_attention (the rest)--> [T, Hq * D]
-             --linear o--> add_rms_norm --linear gate_up--> silu_and_mul --linear down--> add_rms_norm --> next layer
+             --linear o--> (rms_norm) --add_rms_norm--> feed-forward --> (rms_norm) --add_rms_norm--> next layer
 
 `add_rms_norm` adds to the residual and norms the sum for what follows, so the second one of a layer already belongs to
-the next layer's attention, or is the final norm.
+the next layer's attention, or is the final norm. Those in brackets are there in families with output norms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,11 +23,20 @@ from cudaprefill import ops
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.models import block_matrix
-from cudaprefill.models.block_matrix import BlockMatrix, Matrix
+from cudaprefill.models.block_matrix import BlockMatrix
 from cudaprefill.models.config import ModelConfig
-from cudaprefill.models.weights import DecoderWeights
+from cudaprefill.models.feed_forward import FeedForward, Linear, feed_forward
+from cudaprefill.models.rope import RopeConfig
+from cudaprefill.models.weights import DecoderWeights, LayerWeights
 
-Linear = Callable[[Tensor, Matrix, Tensor | None], Tensor]
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    weights: LayerWeights
+    cos_sin: Tensor  # its RoPE table
+    window: int
+    feed_forward: FeedForward
+    norm_after: Tensor  # the next layer's first norm, or the final one
 
 
 class Decoder:
@@ -35,18 +45,24 @@ class Decoder:
     `load_model` gives float32 activations on a CPU whatever the weights are stored as; on a GPU both have one dtype.
     """
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, cos_sin: Tensor) -> None:
-        """`cos_sin` is the RoPE table, [positions, D] float32."""
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, rope_tables: Mapping[RopeConfig, Tensor]) -> None:
+        """`rope_tables` has a table for the RoPE of each layer, [positions, rotated dimensions] float32."""
         self.config = config
         self.weights = weights
-        self.cos_sin = cos_sin
+        self.rope_tables = rope_tables
         self.device = weights.embedding.device
         self.activation_dtype = weights.final_norm.dtype
         has_own_linear = self.device.type == "cpu" and self.activation_dtype == torch.float32
         self._linear: Linear = block_matrix.linear if has_own_linear else functional.linear  # type: ignore[assignment]
-        layers = weights.layers
-        norms_after = [layer.input_norm for layer in layers[1:]] + [weights.final_norm]
-        self._layers = list(zip(layers, norms_after, strict=True))
+        norms_after = [layer.attention_norm for layer in weights.layers[1:]] + [weights.final_norm]
+        self._layers = [
+            _Layer(layer, rope_tables[of.rope], of.window, feed_forward(config, layer), norm_after)
+            for of, layer, norm_after in zip(config.layers, weights.layers, norms_after, strict=True)
+        ]
+        self._scale = config.attention_scale or config.head_size**-0.5
+        self._embedding_scale = config.embedding_scale
+        if isinstance(weights.embedding, Tensor):  # the scale is rounded as the rows that it multiplies
+            self._embedding_scale = torch.tensor(config.embedding_scale).to(weights.embedding.dtype).item()
 
     @property
     def weight_format(self) -> str:
@@ -66,21 +82,24 @@ class Decoder:
     def _rows(self, token_ids: Tensor) -> Tensor:
         embedding = self.weights.embedding
         if isinstance(embedding, BlockMatrix):
-            return embedding.rows(token_ids)
-        return functional.embedding(token_ids, embedding).to(self.activation_dtype)
+            rows = embedding.rows(token_ids)
+        else:
+            rows = functional.embedding(token_ids, embedding).to(self.activation_dtype)
+        return rows if self._embedding_scale == 1 else rows.mul_(self._embedding_scale)
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
         """Hidden states after the final norm, [T, H] of the activation dtype; writes K and V of all T tokens.
 
-        Needs at least one token, position ids within the RoPE table, and to be called under torch.inference_mode().
+        Needs at least one token, position ids within the RoPE tables, and to be called under torch.inference_mode().
         """
         config, linear, lora = self.config, self._linear, batch.lora
         if lora is not None:
             linear = lora.linear_with(linear, self.weights.layers)
-        eps, window, scale = config.rms_norm_eps, config.window, config.head_size**-0.5
+        eps, scale, softcap = config.rms_norm_eps, self._scale, config.attention_softcap
         heads = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
         num_tokens, num_decodes, has_chunks = batch.num_tokens, batch.num_decodes, batch.num_chunks > 0
         qkv_shape = (num_tokens, sum(heads), config.head_size)
+        position_ids, slot_mapping = batch.position_ids, batch.slot_mapping
         block_table, context_lens = batch.block_table, batch.context_lens
         decode_table, decode_lens = block_table[:num_decodes], context_lens[:num_decodes]
         chunk_table, chunk_lens = block_table[num_decodes:], context_lens[num_decodes:]
@@ -89,38 +108,44 @@ class Decoder:
         residual = self._embed(batch)
         attended = residual.new_empty((num_tokens, config.num_q_heads, config.head_size))  # of each layer in turn
         attended_rows, attended_decodes = attended.view(num_tokens, -1), attended[:num_decodes]
-        x: Tensor = ops.rms_norm(residual, self.weights.layers[0].input_norm, eps)
-        for (layer, norm_after), (k_cache, v_cache) in zip(self._layers, kv_cache.layers, strict=True):
-            q, k, v = linear(x, layer.qkv, layer.qkv_bias).view(qkv_shape).split_with_sizes(heads, 1)
+        x: Tensor = ops.rms_norm(residual, self.weights.layers[0].attention_norm, eps)
+        for layer, (k_cache, v_cache) in zip(self._layers, kv_cache.layers, strict=True):
+            weights, window = layer.weights, layer.window
+            q, k, v = linear(x, weights.qkv, weights.qkv_bias).view(qkv_shape).split_with_sizes(heads, 1)
             ops.rope_write_kv(
                 q,
                 k,
                 v,
-                self.cos_sin,
-                batch.position_ids,
+                layer.cos_sin,
+                position_ids,
                 k_cache,
                 v_cache,
-                batch.slot_mapping,
-                layer.q_norm,
-                layer.k_norm,
+                slot_mapping,
+                weights.q_norm,
+                weights.k_norm,
                 eps,
             )
             if num_decodes:
                 decode_q = q[:num_decodes] if has_chunks else q
                 ops.decode_attention(
-                    decode_q, k_cache, v_cache, decode_table, decode_lens, attended_decodes, scale, window
+                    decode_q, k_cache, v_cache, decode_table, decode_lens, attended_decodes, scale, window, softcap
                 )
             if has_chunks:
                 ops.prefill_attention(
-                    q, k_cache, v_cache, chunk_table, chunk_starts, chunk_lens, attended, scale, window
+                    q, k_cache, v_cache, chunk_table, chunk_starts, chunk_lens, attended, scale, window, softcap
                 )
-            x = linear(attended_rows, layer.o, layer.o_bias)
-            x = ops.add_rms_norm(x, residual, layer.post_attention_norm, eps)
-            x = ops.silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias))
-            x = linear(x, layer.down, layer.down_bias)
-            x = ops.add_rms_norm(x, residual, norm_after, eps)
+            x = linear(attended_rows, weights.o, weights.o_bias)
+            if weights.attention_output_norm is not None:
+                x = ops.rms_norm(x, weights.attention_output_norm, eps)
+            x = ops.add_rms_norm(x, residual, weights.feed_forward_norm, eps)
+            x = layer.feed_forward(x, linear)
+            if weights.feed_forward_output_norm is not None:
+                x = ops.rms_norm(x, weights.feed_forward_output_norm, eps)
+            x = ops.add_rms_norm(x, residual, layer.norm_after, eps)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of each row of `hidden` [R, H]: [R, V] float32."""
-        return self._linear(hidden, self.weights.lm_head, None).float()
+        logits = self._linear(hidden, self.weights.lm_head, None).float()
+        softcap = self.config.logits_softcap
+        return logits if softcap == 0 else logits.div_(softcap).tanh_().mul_(softcap)

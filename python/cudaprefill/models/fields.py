@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 
 from cudaprefill.models.errors import UnsupportedModelError
 
+MAX_LAYERS = 10_000
+
 
 class Fields:
     """Values by key; null counts as absent, and what is absent without a default is an error."""
@@ -26,6 +28,17 @@ class Fields:
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise self.error(f"{self.where}: {key} must be an integer of at least {minimum}, got {value!r}")
         return value
+
+    def num_layers(self, key: str) -> int:
+        """At most `MAX_LAYERS`, so that a damaged file is refused before anything is made for each of them."""
+        count = self.integer(key)
+        if count > MAX_LAYERS:
+            raise UnsupportedModelError(f"{self.where}: {key} must be at most {MAX_LAYERS}, got {count}")
+        return count
+
+    def optional_integer(self, key: str) -> int | None:
+        """At least 1 where it is there."""
+        return None if self.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._required(key, default)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.config import LayerConfig, ModelConfig
 from cudaprefill.models.errors import UnsupportedModelError
 from cudaprefill.models.fields import Fields
 from cudaprefill.models.gguf import GgufFile
@@ -67,7 +67,8 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     window = fields.integer("attention.sliding_window", 0, minimum=0)
     return ModelConfig(
         family=family,
-        num_layers=fields.integer("block_count"),
+        layers=(LayerConfig(rope=rope, window=window if window < max_model_len else 0),)
+        * fields.num_layers("block_count"),
         hidden_size=fields.integer("embedding_length"),
         intermediate_size=fields.integer("feed_forward_length"),
         num_q_heads=num_q_heads,
@@ -76,8 +77,6 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         vocab_size=_vocab_size(file),
         max_model_len=max_model_len,
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope=rope,
-        window=window if window < max_model_len else 0,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,

@@ -52,18 +52,21 @@ class TensorSource(Protocol):
 class LayerWeights:
     """Matrices are [outputs, inputs] of the weight dtype or in blocks; norms and biases are of the activation dtype."""
 
-    input_norm: Tensor  # [H]
+    attention_norm: Tensor  # [H]
     qkv: Matrix  # [(Hq + 2 * Hkv) * D, H]
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
     o: Matrix  # [H, Hq * D]
     o_bias: Tensor | None
-    post_attention_norm: Tensor  # [H]
+    attention_output_norm: Tensor | None  # [H], before the residual
+    feed_forward_norm: Tensor  # [H]
     gate_up: Matrix  # [2 * I, H]
     gate_up_bias: Tensor | None
     down: Matrix  # [H, I]
     down_bias: Tensor | None
+    feed_forward_output_norm: Tensor | None  # [H], before the residual
+    router: Matrix | None = None  # [E, H]; then gate_up and down hold E experts, one below the other
 
 
 @dataclass(frozen=True)
@@ -74,39 +77,79 @@ class DecoderWeights:
     lm_head: Matrix  # [V, H]; the embedding itself where they are tied
 
 
+@dataclass(frozen=True)
+class _StoredMatrix:
+    """A matrix of a layer as checkpoints hold it: parts that lie one below the other."""
+
+    parts: tuple[str, ...]  # names, without .weight
+    rows: tuple[int, ...]  # of each part
+    num_inputs: int
+    biased: bool = False
+
+
+def _stored_matrices(config: ModelConfig, layer: int) -> dict[str, _StoredMatrix]:
+    """By the field of LayerWeights."""
+    names, hidden, experts = config.names, config.hidden_size, config.layers[layer].experts
+    q_size, kv_size = config.num_q_heads * config.head_size, config.num_kv_heads * config.head_size
+
+    def stored(parts: tuple[str, ...], rows: tuple[int, ...], num_inputs: int, biased: bool = False) -> _StoredMatrix:
+        if len(parts) == 1:
+            rows = (sum(rows),)
+        return _StoredMatrix(tuple(f"model.layers.{layer}.{part}" for part in parts), rows, num_inputs, biased)
+
+    matrices = {
+        "qkv": stored(names.qkv, (q_size, kv_size, kv_size), hidden, config.qkv_bias),
+        "o": stored((names.o,), (hidden,), q_size, config.o_bias),
+    }
+    if experts is None:
+        inner = config.intermediate_size
+        matrices["gate_up"] = stored(names.gate_up, (inner, inner), hidden, config.mlp_bias)
+        matrices["down"] = stored((names.down,), (hidden,), inner, config.mlp_bias)
+    else:
+        count, inner = experts.num_experts, experts.intermediate_size
+        gate_up = [part.format(number) for number in range(count) for part in names.expert_gate_up]
+        down = [names.expert_down.format(number) for number in range(count)]
+        matrices["router"] = stored((names.router,), (count,), hidden)
+        matrices["gate_up"] = _StoredMatrix(
+            tuple(f"model.layers.{layer}.{part}" for part in gate_up), (inner,) * len(gate_up), hidden
+        )
+        matrices["down"] = _StoredMatrix(
+            tuple(f"model.layers.{layer}.{part}" for part in down), (hidden,) * count, inner
+        )
+    return matrices
+
+
+def _stored_norms(config: ModelConfig, layer: int) -> dict[str, tuple[str, int]]:
+    """Name and size of each norm, by the field of LayerWeights."""
+    names, hidden, head = config.names, config.hidden_size, config.head_size
+    norms = {"attention_norm": (names.attention_norm, hidden), "feed_forward_norm": (names.feed_forward_norm, hidden)}
+    if config.qk_norm:
+        norms |= {"q_norm": (names.q_norm, head), "k_norm": (names.k_norm, head)}
+    if config.output_norms:
+        norms["attention_output_norm"] = (names.attention_output_norm, hidden)
+        norms["feed_forward_output_norm"] = (names.feed_forward_output_norm, hidden)
+    return {field: (f"model.layers.{layer}.{name}.weight", size) for field, (name, size) in norms.items()}
+
+
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this configuration holds."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_q_heads * config.head_size, config.num_kv_heads * config.head_size
-    projections = {
-        "self_attn.q_proj": (q_size, hidden, config.qkv_bias),
-        "self_attn.k_proj": (kv_size, hidden, config.qkv_bias),
-        "self_attn.v_proj": (kv_size, hidden, config.qkv_bias),
-        "self_attn.o_proj": (hidden, q_size, config.o_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
+    hidden = config.hidden_size
     tensors: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden), FINAL_NORM: (hidden,)}
     if not config.tied_embeddings:
         tensors[LM_HEAD] = (config.vocab_size, hidden)
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        tensors[f"{prefix}.input_layernorm.weight"] = (hidden,)
-        tensors[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        for name, (num_outputs, num_inputs, biased) in projections.items():
-            tensors[f"{prefix}.{name}.weight"] = (num_outputs, num_inputs)
-            if biased:
-                tensors[f"{prefix}.{name}.bias"] = (num_outputs,)
-        if config.qk_norm:
-            tensors[f"{prefix}.self_attn.q_norm.weight"] = (config.head_size,)
-            tensors[f"{prefix}.self_attn.k_norm.weight"] = (config.head_size,)
+        tensors |= {name: (size,) for name, size in _stored_norms(config, layer).values()}
+        for matrix in _stored_matrices(config, layer).values():
+            for part, rows in zip(matrix.parts, matrix.rows, strict=True):
+                tensors[f"{part}.weight"] = (rows, matrix.num_inputs)
+                if matrix.biased:
+                    tensors[f"{part}.bias"] = (rows,)
     return tensors
 
 
 def check_tensors(config: ModelConfig, source: TensorSource) -> None:
     """Raises WeightsError naming what is missing, wrongly shaped or left over in the checkpoint."""
-    last_norm = f"model.layers.{config.num_layers - 1}.input_layernorm.weight"
+    last_norm, _ = _stored_norms(config, config.num_layers - 1)["attention_norm"]
     if last_norm not in source.shapes:
         raise WeightsError(f"missing {_listed([source.stored_name(last_norm)])} of layer {config.num_layers}")
     expected = expected_tensors(config)
@@ -144,17 +187,28 @@ def load_weights(
     keep_blocks: leave matrices that the file holds in blocks as they are, for the ops that multiply by them on a CPU.
     """
     names = expected_tensors(config)
+    layers = [_stored_matrices(config, number) for number in range(config.num_layers)]
     done, total = 0, sum(source.num_bytes(name) for name in names)
 
-    def size_of(name: str, shape: tuple[int, ...]) -> int:
-        """Room for a tensor in either form: those that are fused are kept in blocks together or not at all."""
-        blocks = source.num_bytes(name) if keep_blocks and _in_blocks(source, name) else 0
-        beside = any(not _in_blocks(source, other) for other in _fused_with(name) if other in names)
-        if blocks and not beside:
-            return HugePages.size_of((blocks,), torch.uint8)
-        return HugePages.size_of(shape, dtype if len(shape) > 1 else activation_dtype)
+    def weights_of(matrix: _StoredMatrix) -> list[str]:
+        return [f"{part}.weight" for part in matrix.parts]
 
-    pages = HugePages(sum(size_of(*item) for item in names.items())) if device.type == "cpu" else None
+    def stays_in_blocks(*parts: str) -> bool:
+        """Those that are fused are kept in blocks together or not at all."""
+        return keep_blocks and all(source.block_format(part) in ops.BLOCK_FORMATS for part in parts)
+
+    def size_of(parts: list[str]) -> int:
+        if stays_in_blocks(*parts):
+            return sum(HugePages.size_of((source.num_bytes(part),), torch.uint8) for part in parts)
+        return sum(HugePages.size_of(names[part], dtype) for part in parts)
+
+    matrices = [weights_of(matrix) for layer in layers for matrix in layer.values()]
+    matrices += [[name] for name in (EMBEDDING, LM_HEAD) if name in names]
+    vectors = [shape for shape in names.values() if len(shape) == 1]
+    pages: HugePages | None = None
+    if device.type == "cpu":
+        vector_bytes = sum(HugePages.size_of(shape, activation_dtype) for shape in vectors)
+        pages = HugePages(sum(map(size_of, matrices)) + vector_bytes)
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return pages.empty(shape, dtype) if pages is not None else torch.empty(shape, dtype=dtype, device=device)
@@ -177,8 +231,16 @@ def load_weights(
     def vector(*parts: str) -> Tensor:
         return values(*parts, dtype=activation_dtype)
 
+    def norm(name: str) -> Tensor:
+        if config.norm_offset == 0:
+            return vector(name)
+        stored = torch.empty(names[name], dtype=torch.float32)  # the sum is what is rounded
+        source.copy_into(name, stored)
+        read(name)
+        return empty(names[name], activation_dtype).copy_(stored + config.norm_offset)
+
     def matrix(*parts: str) -> Matrix:
-        if not keep_blocks or not all(_in_blocks(source, part) for part in parts):
+        if not stays_in_blocks(*parts):
             return values(*parts)
         num_inputs = names[parts[0]][1]
         runs: list[BlockRows] = []
@@ -194,48 +256,42 @@ def load_weights(
         return BlockMatrix(tuple(runs), num_inputs)
 
     def layer(number: int) -> LayerWeights:
-        prefix = f"model.layers.{number}"
-        qkv = [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
-        o, down = f"{prefix}.self_attn.o_proj", f"{prefix}.mlp.down_proj"
-        gate_up = [f"{prefix}.mlp.gate_proj", f"{prefix}.mlp.up_proj"]
+        stored, norms = layers[number], _stored_norms(config, number)
+
+        def matrix_of(field: str) -> Matrix:
+            return matrix(*weights_of(stored[field]))
+
+        def bias_of(field: str) -> Tensor | None:
+            return vector(*(f"{part}.bias" for part in stored[field].parts)) if stored[field].biased else None
+
+        def norm_of(field: str) -> Tensor | None:
+            return norm(norms[field][0]) if field in norms else None
+
         return LayerWeights(
-            input_norm=vector(f"{prefix}.input_layernorm.weight"),
-            qkv=matrix(*(f"{part}.weight" for part in qkv)),
-            qkv_bias=vector(*(f"{part}.bias" for part in qkv)) if config.qkv_bias else None,
-            q_norm=vector(f"{prefix}.self_attn.q_norm.weight") if config.qk_norm else None,
-            k_norm=vector(f"{prefix}.self_attn.k_norm.weight") if config.qk_norm else None,
-            o=matrix(f"{o}.weight"),
-            o_bias=vector(f"{o}.bias") if config.o_bias else None,
-            post_attention_norm=vector(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=matrix(*(f"{part}.weight" for part in gate_up)),
-            gate_up_bias=vector(*(f"{part}.bias" for part in gate_up)) if config.mlp_bias else None,
-            down=matrix(f"{down}.weight"),
-            down_bias=vector(f"{down}.bias") if config.mlp_bias else None,
+            attention_norm=norm(norms["attention_norm"][0]),
+            qkv=matrix_of("qkv"),
+            qkv_bias=bias_of("qkv"),
+            q_norm=norm_of("q_norm"),
+            k_norm=norm_of("k_norm"),
+            o=matrix_of("o"),
+            o_bias=bias_of("o"),
+            attention_output_norm=norm_of("attention_output_norm"),
+            feed_forward_norm=norm(norms["feed_forward_norm"][0]),
+            gate_up=matrix_of("gate_up"),
+            gate_up_bias=bias_of("gate_up"),
+            down=matrix_of("down"),
+            down_bias=bias_of("down"),
+            feed_forward_output_norm=norm_of("feed_forward_output_norm"),
+            router=matrix_of("router") if "router" in stored else None,
         )
 
     embedding = matrix(EMBEDDING)
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer(number) for number in range(config.num_layers)),
-        final_norm=vector(FINAL_NORM),
+        final_norm=norm(FINAL_NORM),
         lm_head=embedding if config.tied_embeddings else matrix(LM_HEAD),
     )
-
-
-def _in_blocks(source: TensorSource, name: str) -> bool:
-    return source.block_format(name) in ops.BLOCK_FORMATS
-
-
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-
-
-def _fused_with(name: str) -> list[str]:
-    """The tensors that share a matrix with this one, itself among them."""
-    for group in _FUSED:
-        for part in group:
-            if part in name:
-                return [name.replace(part, other) for other in group]
-    return [name]
 
 
 def _listed(names: list[str], most: int = 5) -> str:

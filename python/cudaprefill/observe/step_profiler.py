@@ -36,7 +36,8 @@ _OPS = {
     "rope_write_kv": "rope and KV write",
     "decode_attention": "attention of decodes",
     "prefill_attention": "attention of chunks",
-    "silu_and_mul": "silu and multiply",
+    "silu_and_mul": "activate and multiply",
+    "gelu_tanh_and_mul": "activate and multiply",
     "copy_blocks": "block copies",
 }
 _MATRICES = {"qkv": "linear qkv", "o": "linear o", "gate_up": "linear gate and up", "down": "linear down"}

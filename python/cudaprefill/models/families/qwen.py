@@ -1,0 +1,46 @@
+"""Qwen2 (biases of q, k and v), Qwen3 (norms of the heads of q and k) and Qwen3-MoE (experts)."""
+
+from __future__ import annotations
+
+from cudaprefill.models.config import LayerConfig, ModelConfig
+from cudaprefill.models.families.family import ROPE_TYPES, Family, model_config, read_head_size, read_windows
+from cudaprefill.models.fields import Fields
+from cudaprefill.models.hf_rope import read_rope
+
+
+def _parse_qwen2(fields: Fields) -> ModelConfig:
+    head_size = read_head_size(fields)
+    return model_config(fields, "qwen2", head_size, _layers(fields, head_size), qkv_bias=True)
+
+
+def _parse_qwen3(fields: Fields) -> ModelConfig:
+    head_size, biased = read_head_size(fields), fields.flag("attention_bias")
+    return model_config(
+        fields, "qwen3", head_size, _layers(fields, head_size), qkv_bias=biased, o_bias=biased, qk_norm=True
+    )
+
+
+def _layers(fields: Fields, head_size: int) -> tuple[LayerConfig, ...]:
+    """The first max_window_layers see all keys."""
+    rope = read_rope(fields, head_size, ROPE_TYPES)
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    first_windowed = fields.integer("max_window_layers", minimum=0)
+    windows = read_windows(fields, rope, window, lambda number: number >= first_windowed)
+    return tuple(LayerConfig(rope=rope, window=of) for of in windows)
+
+
+_DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
+QWEN2 = Family(
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    parse=_parse_qwen2,
+    defaults=_DEFAULTS,
+    neutral={"mlp_bias": (False,)},
+)
+QWEN3 = Family(
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    parse=_parse_qwen3,
+    defaults={**_DEFAULTS, "head_dim": 128},
+    neutral={"mlp_bias": (False,)},
+)
