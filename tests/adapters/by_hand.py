@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cudaprefill.adapters import AdapterTarget
-from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.config import LayerConfig, ModelConfig
 from cudaprefill.models.rope import RopeConfig
 
 MODEL = ModelConfig(
     family="llama",
-    num_layers=2,
+    layers=(LayerConfig(rope=RopeConfig(rope_type="default", theta=1e4)),) * 2,
     hidden_size=96,
     intermediate_size=112,
     num_q_heads=6,
@@ -25,7 +25,6 @@ MODEL = ModelConfig(
     vocab_size=131,
     max_model_len=256,
     rms_norm_eps=1e-5,
-    rope=RopeConfig(rope_type="default", theta=1e4),
 )
 TARGET = AdapterTarget(MODEL, torch.device("cpu"), torch.float32, torch.float32, MODEL.max_model_len)
 
