@@ -113,16 +113,26 @@ void bind_block_pool(py::module_& m) {
              }
              return states;
            })
+      .def("virtual_blocks",
+           [](const BlockPool& pool) {
+             py::array_t<bool> marks(pool.num_blocks());
+             bool* out = marks.mutable_data();
+             for (BlockId block = 0; block < pool.num_blocks(); ++block) {
+               out[block] = pool.holds_virtual_tokens(block);
+             }
+             return marks;
+           })
       .def("record_changes", &BlockPool::record_changes, py::arg("wanted"))
       .def("take_changes",
            [](BlockPool& pool) {
              const std::vector<BlockChange> changes = pool.take_changes();
-             py::array_t<int32_t> array({static_cast<py::ssize_t>(changes.size()), py::ssize_t{3}});
+             py::array_t<int32_t> array({static_cast<py::ssize_t>(changes.size()), py::ssize_t{4}});
              int32_t* out = array.mutable_data();
              for (const BlockChange& change : changes) {
                *out++ = change.block;
                *out++ = static_cast<int32_t>(change.state);
                *out++ = change.evicted;
+               *out++ = change.virtual_tokens;
              }
              return array;
            })
@@ -147,6 +157,13 @@ void bind_request_table(py::module_& m) {
       .def_readonly("last_use", &BlockInfo::last_use)
       .def_readonly("owners", &BlockInfo::owners)
       .def_readonly("token_ids", &BlockInfo::token_ids)
+      .def_property_readonly("extra_keys",
+                             [](const BlockInfo& info) {
+                               std::vector<std::pair<std::string, py::bytes>> keys;
+                               for (auto& [kind, value] : decode_extra_keys(info.extra_keys))
+                                 keys.emplace_back(kind, value);
+                               return keys;
+                             })
       .def_property_readonly("hash", [](const BlockInfo& info) -> std::optional<std::string> {
         return info.hash ? std::optional(hex(*info.hash)) : std::nullopt;
       });

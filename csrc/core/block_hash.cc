@@ -81,6 +81,22 @@ std::string encode_extra_keys(std::span<const std::pair<std::string, std::string
   return encoded;
 }
 
+std::vector<std::pair<std::string, std::string>> decode_extra_keys(std::string_view encoded) {
+  const auto take = [&encoded] {
+    uint64_t length;
+    std::memcpy(&length, encoded.data(), sizeof(length));
+    const std::string text(encoded.substr(sizeof(length), length));
+    encoded.remove_prefix(sizeof(length) + length);
+    return text;
+  };
+  std::vector<std::pair<std::string, std::string>> parts;
+  while (!encoded.empty()) {
+    std::string kind = take();
+    parts.emplace_back(std::move(kind), take());
+  }
+  return parts;
+}
+
 BlockHasher BlockHasher::random() {
   std::random_device device;
   const auto word = [&device] { return static_cast<uint64_t>(device()) << 32 | device(); };

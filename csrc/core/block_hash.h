@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "csrc/core/types.h"
 
@@ -29,6 +30,9 @@ Hash128 siphash128(const HashKey& key, std::string_view bytes);
 // What keeps equal token ids of different kinds apart (adapter, cache salt, ...), as one string. Kind and value carry
 // their lengths, so two different lists of parts never give the same string; no parts give the empty string.
 std::string encode_extra_keys(std::span<const std::pair<std::string, std::string>> parts);
+
+// The parts of which `encoded` was made.
+std::vector<std::pair<std::string, std::string>> decode_extra_keys(std::string_view encoded);
 
 // Hashes a prompt block by block: each hash covers its block's token ids and, through its parent, all before them.
 class BlockHasher {

@@ -34,7 +34,7 @@ void BlockPool::require_block(BlockId block) const {
   }
 }
 
-BlockId BlockPool::allocate() {
+BlockId BlockPool::allocate(bool virtual_tokens) {
   const BlockId block = free_list_.front();
   if (block == kNoBlock) return kNoBlock;
   touch(block, index_.contains(block));
@@ -45,7 +45,7 @@ BlockId BlockPool::allocate() {
     --num_cached_;
     ++num_evicted_;
   }
-  blocks_[block] = {1, step_};
+  blocks_[block] = {1, step_, virtual_tokens};
   ++num_taken_;
   return block;
 }
@@ -106,6 +106,10 @@ BlockState BlockPool::state(BlockId block) const {
   return index_.contains(block) ? BlockState::kCached : BlockState::kFree;
 }
 
+bool BlockPool::holds_virtual_tokens(BlockId block) const {
+  return blocks_[block].virtual_tokens && state(block) != BlockState::kFree;
+}
+
 void BlockPool::record_changes(bool wanted) {
   recording_ = wanted;
   changes_.clear();
@@ -116,7 +120,7 @@ void BlockPool::touch(BlockId block, bool evicted) {
   if (!recording_) return;
   if (change_of_[block] < 0) {
     change_of_[block] = static_cast<int32_t>(changes_.size());
-    changes_.push_back({block, state(block), false});
+    changes_.push_back({block, state(block), false, holds_virtual_tokens(block)});
   }
   changes_[change_of_[block]].evicted |= evicted;
 }
@@ -126,7 +130,8 @@ std::vector<BlockChange> BlockPool::take_changes() {
   for (BlockChange& change : changes) change_of_[change.block] = -1;
   std::erase_if(changes, [this](BlockChange& change) {
     const BlockState before = std::exchange(change.state, state(change.block));
-    return change.state == before && !change.evicted;
+    const bool was_virtual = std::exchange(change.virtual_tokens, holds_virtual_tokens(change.block));
+    return change.state == before && change.virtual_tokens == was_virtual && !change.evicted;
   });
   return changes;
 }

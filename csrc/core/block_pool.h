@@ -23,8 +23,9 @@ enum class BlockState : uint8_t { kFree, kActive, kShared, kCached };
 
 struct BlockChange {
   BlockId block;
-  BlockState state;  // now
-  bool evicted;      // it was cached in between, and its prefix is forgotten
+  BlockState state;     // now
+  bool evicted;         // it was cached in between, and its prefix is forgotten
+  bool virtual_tokens;  // it holds some, now
 };
 
 // Reference counts over a free list. The list has the blocks without a published prefix first, then the cached ones
@@ -43,8 +44,8 @@ class BlockPool {
   int32_t num_free() const { return free_list_.size() - num_cached_; }
   int32_t num_used() const { return num_blocks() - free_list_.size(); }
 
-  // A block with one reference, or kNoBlock. May evict a cached block.
-  BlockId allocate();
+  // A block with one reference, or kNoBlock. May evict a cached block. `virtual_tokens`: it is to hold some.
+  BlockId allocate(bool virtual_tokens = false);
   // One more reference; takes a cached block back into use. Throws std::logic_error for a free block.
   void share(BlockId block);
   // One reference less. Throws std::invalid_argument if there is none.
@@ -62,6 +63,7 @@ class BlockPool {
 
   int32_t reference_count(BlockId block) const { return blocks_[block].reference_count; }
   BlockState state(BlockId block) const;
+  bool holds_virtual_tokens(BlockId block) const;
   // The step in which `block` was last taken, shared or released.
   uint64_t last_use(BlockId block) const { return blocks_[block].last_use; }
   void set_step(uint64_t step) { step_ = step; }
@@ -91,6 +93,7 @@ class BlockPool {
   struct Block {
     int32_t reference_count = 0;
     uint64_t last_use = 0;
+    bool virtual_tokens = false;
   };
 
   // To be called before the state of a block changes.

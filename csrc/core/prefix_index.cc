@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <stdexcept>
+#include <unordered_map>
 
 namespace cudaprefill {
 
@@ -14,6 +15,15 @@ PrefixIndex::PrefixIndex(int32_t num_blocks, int32_t block_size)
 
 std::span<const TokenId> PrefixIndex::token_ids(BlockId block) const {
   return std::span(token_ids_).subspan(static_cast<size_t>(block) * block_size_, block_size_);
+}
+
+std::string_view PrefixIndex::extra_keys(BlockId block) const {
+  std::unordered_map<Publication, BlockId> published;
+  for (BlockId each = 0; each < static_cast<BlockId>(entries_.size()); ++each) {
+    if (contains(each)) published.emplace(publication(each), each);
+  }
+  while (parent(block) != kNotPublished) block = published.at(parent(block));
+  return entries_[block].extra_keys;
 }
 
 BlockKey PrefixIndex::key_of(BlockId block) const {

@@ -43,6 +43,8 @@ class PrefixIndex {
   Publication parent(BlockId block) const { return entries_[block].parent; }
   const Hash128& hash(BlockId block) const { return entries_[block].hash; }
   std::span<const TokenId> token_ids(BlockId block) const;
+  // Those of the first block of its chain. Looks through all blocks.
+  std::string_view extra_keys(BlockId block) const;
 
   // Throws std::logic_error if a published block cannot be found under its own key or the count is wrong.
   void check() const;

@@ -162,10 +162,19 @@ bool RequestTable::own_last_block(RequestRow& request) {
   if (request.num_computed % pool_.block_size() == 0) return true;
   BlockId& last = request.blocks[request.num_computed / pool_.block_size()];
   if (pool_.reference_count(last) == 1 || !is_shared(last)) return true;
-  const BlockId copy = pool_.allocate();
+  const BlockId copy = pool_.allocate(pool_.holds_virtual_tokens(last));
   if (copy == kNoBlock) return false;
   copies_.push_back({last, copy});  // the request's reference to the source goes to the copy
   last = copy;
+  return true;
+}
+
+bool RequestTable::take_block(RequestRow& request) {
+  const TokenId first = request.token_ids[request.blocks.size() * static_cast<size_t>(pool_.block_size())];
+  const BlockId block = pool_.allocate(/*virtual_tokens=*/first < 0);
+  if (block == kNoBlock) return false;
+  request.blocks.push_back(block);
+  if (request.num_promised > 0) set_promised(request, request.num_promised - 1);
   return true;
 }
 
@@ -182,8 +191,7 @@ void RequestTable::give(Row row, int32_t num_tokens) {
                            std::to_string(request.num_computed) + ", and " + std::to_string(request.num_promised) +
                            " blocks are promised to it");
   }
-  for (int32_t i = 0; i < taken; ++i) request.blocks.push_back(pool_.allocate());
-  set_promised(request, request.num_promised - taken);
+  for (int32_t i = 0; i < taken; ++i) take_block(request);
   request.num_computed = num_tokens;
 }
 
@@ -197,11 +205,7 @@ int32_t RequestTable::reserve(Row row, int32_t num_tokens) {
   if (!own_last_block(request)) return 0;
   const int32_t size = pool_.block_size();
   const int32_t wanted = blocks_for(request.num_computed + num_tokens, size);
-  while (static_cast<int32_t>(request.blocks.size()) < wanted) {
-    const BlockId block = pool_.allocate();
-    if (block == kNoBlock) break;
-    request.blocks.push_back(block);
-    if (request.num_promised > 0) set_promised(request, request.num_promised - 1);
+  while (static_cast<int32_t>(request.blocks.size()) < wanted && take_block(request)) {
   }
   const int32_t num_slots = static_cast<int32_t>(request.blocks.size()) * size;
   request.num_scheduled = std::min(num_tokens, num_slots - request.num_computed);
@@ -291,12 +295,13 @@ int64_t RequestTable::count_used_tokens() const {
 
 BlockInfo RequestTable::describe(BlockId block) const {
   pool_.require_block(block);
-  BlockInfo info{pool_.state(block), pool_.reference_count(block), pool_.last_use(block), std::nullopt, {}, {}};
+  BlockInfo info{pool_.state(block), pool_.reference_count(block), pool_.last_use(block), std::nullopt, {}, {}, {}};
   for (Row row = 0; row < static_cast<Row>(rows_.size()); ++row) {
     const RequestRow& request = rows_[row];
     const auto found = std::ranges::find(request.blocks, block);
     if (found == request.blocks.end()) continue;
     info.owners.push_back(row);
+    info.extra_keys = request.extra_keys;
     const ptrdiff_t begin = (found - request.blocks.begin()) * pool_.block_size();
     const ptrdiff_t end = std::min<ptrdiff_t>(begin + pool_.block_size(), request.num_computed);
     if (end - begin > static_cast<ptrdiff_t>(info.token_ids.size())) {
@@ -307,6 +312,7 @@ BlockInfo RequestTable::describe(BlockId block) const {
     info.hash = pool_.index().hash(block);
     const auto token_ids = pool_.index().token_ids(block);
     info.token_ids.assign(token_ids.begin(), token_ids.end());
+    info.extra_keys = pool_.index().extra_keys(block);
   }
   return info;
 }

@@ -49,7 +49,8 @@ struct BlockInfo {
   std::optional<Hash128> hash;  // while published
   std::vector<Row> owners;      // rows whose tables name it
   std::vector<TokenId>
-      token_ids;  // those with KV in it; unknown, thus empty, once nobody owns it and it is not published
+      token_ids;           // those with KV in it; unknown, thus empty, once nobody owns it and it is not published
+  std::string extra_keys;  // of their prefix, as encode_extra_keys gives them; empty where the tokens are unknown
 };
 
 // One request. Its tokens are [0, num_computed) with KV in `blocks`, [.., + num_scheduled) being computed by the step
@@ -141,6 +142,8 @@ class RequestTable {
   BlockKey key_of(RequestRow& request, int32_t block_index, Publication parent);
   void publish_full_blocks(RequestRow& request);
   void release_copy_sources();
+  // Takes the next block of the row's table. False if there is none.
+  bool take_block(RequestRow& request);
   bool own_last_block(RequestRow& request);
   bool is_shared(BlockId block) const;
   void check_row(const RequestRow& request) const;

@@ -69,11 +69,14 @@ class BlockPool:
     def reset_prefix_cache(self) -> None: ...
     def states(self) -> NDArray[np.uint8]:
         """[num_blocks]: the BlockState of each."""
+    def virtual_blocks(self) -> NDArray[np.bool_]:
+        """[num_blocks]: whether a block holds virtual tokens."""
     def record_changes(self, wanted: bool) -> None: ...
     def take_changes(self) -> NDArray[np.int32]:
-        """[C, 3]: block, its BlockState now, and 1 if it was cached in between and its prefix is forgotten, else 0.
+        """[C, 4]: block, its BlockState now, 1 if it was cached in between and its prefix is forgotten, and 1 if it
+        holds virtual tokens now.
 
-        For each block whose state is not what it was at the last call, or that was evicted since; none unless recorded.
+        For each block that is not what it was at the last call, or that was evicted since; none unless recorded.
         """
     def record_evictions(self, wanted: bool) -> None: ...
     def take_evictions(self) -> NDArray[np.uint64]:
@@ -113,6 +116,8 @@ class BlockInfo:
     def owners(self) -> list[int]: ...
     @property
     def token_ids(self) -> list[int]: ...
+    @property
+    def extra_keys(self) -> list[tuple[str, bytes]]: ...
 
 class RequestTable:
     """Tokens, block tables, prefix chains and limits of requests. csrc/core/request_table.h describes a step.

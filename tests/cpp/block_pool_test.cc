@@ -173,6 +173,24 @@ TEST(changes_are_told_once_a_block_and_only_while_wanted) {
   CHECK(pool.take_changes().empty());
 }
 
+TEST(a_block_of_virtual_tokens_is_told_as_one) {
+  BlockPool pool = pool_of(2);
+  const BlockId block = pool.allocate();
+  pool.record_changes(true);
+  pool.release(block);
+  CHECK(pool.allocate(/*virtual_tokens=*/true) == block);
+  std::vector<BlockChange> changes = pool.take_changes();  // active before and after, and yet another
+  CHECK(changes.size() == 1 && changes[0].virtual_tokens && pool.holds_virtual_tokens(block));
+  pool.publish(block, key_of(pool, {-1, -2}));
+  pool.release(block);
+  changes = pool.take_changes();
+  CHECK(changes.size() == 1 && is(changes[0], block, BlockState::kCached, false) && changes[0].virtual_tokens);
+  pool.reset_prefix_cache();
+  changes = pool.take_changes();
+  CHECK(changes.size() == 1 && !changes[0].virtual_tokens);  // a free block holds nothing
+  CHECK(!pool.holds_virtual_tokens(block));
+}
+
 TEST(an_eviction_is_told_whatever_became_of_the_block) {
   BlockPool pool = pool_of(1);
   const BlockId block = pool.allocate();

@@ -249,6 +249,20 @@ TEST(a_block_is_described_by_its_owners_and_its_tokens) {
   CHECK(message_of<std::out_of_range>([&] { core.table.describe(4); }) == "block 4 is not one of the pool's 4 blocks");
 }
 
+TEST(a_block_is_described_by_the_extra_keys_of_its_prefix) {
+  Core core(4);
+  const std::vector<std::pair<std::string, std::string>> parts = {{"cache_salt", ""},
+                                                                  {"adapter", std::string("a\0b", 3)}};
+  const Row row = core.table.add(counting(10), {1000, 0, {}, {}}, encode_extra_keys(parts));
+  core.table.admit(row, 0);
+  core.compute(row, 10);
+  const std::vector<BlockId> blocks = core.table.row(row).blocks;
+  for (const BlockId block : blocks) CHECK(decode_extra_keys(core.table.describe(block).extra_keys) == parts);
+  core.table.remove(row);
+  CHECK(decode_extra_keys(core.table.describe(blocks[1]).extra_keys) == parts);  // cached
+  CHECK(core.table.describe(blocks[2]).extra_keys.empty());                      // free
+}
+
 TEST(computing_more_than_is_known_or_twice_in_a_step_is_an_error) {
   Core core(4);
   const Row row = core.add(counting(4));

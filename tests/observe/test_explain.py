@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.explain import Account, ExplainLog, explain
-from cudaprefill.protocol.account import Difference, Part, Work
+from cudaprefill.protocol.account import Difference, Part, PrefixAccount, Work
+from cudaprefill.protocol.account_text import account_text
 from tests.observe.fake_run import FakeRun
+from tests.scheduler.driver import Virtual
 
 
 def prompt(length: int, first: int = 2) -> list[int]:
@@ -216,6 +218,55 @@ def test_other_reasons_for_a_miss() -> None:
     off.submit(prompt(64), request_id="off")
     off.run()
     assert explain(off.history(), "off").prefix.reason == "off"
+
+
+def test_what_adapters_share_and_what_they_do_not() -> None:
+    run = FakeRun()
+    tuned, other = Virtual(embedded=64), Virtual(embedded=64, content=1)
+    names = {tuned: "tuned", other: "other"}
+
+    def ask(request_id: str, text: list[int], virtual: Virtual | None = None) -> PrefixAccount:
+        run.submit(text, request_id=request_id, virtual=virtual, adapter=names.get(virtual))
+        run.run()
+        found = explain(run.history(), request_id).prefix
+        assert found is not None
+        return found
+
+    assert ask("first", prompt(40), tuned).reason == "different"
+    again = ask("again", prompt(40), tuned)
+    assert (again.reason, again.hit_tokens, again.virtual_hit_tokens) == ("complete", 96, 64)
+    text = ask("another text", prompt(40, first=20), tuned)
+    assert (text.reason, text.hit_tokens, text.virtual_hit_tokens) == ("different", 64, 64)
+    assert text.difference == Difference(id="again", position=64, own_token=20, other_token=2)
+    for request_id, virtual in (("another adapter", other), ("none", None)):
+        apart = ask(request_id, prompt(40), virtual)
+        assert (apart.reason, apart.known_from, apart.hit_tokens) == ("adapter", apart.known_from, 0)
+    account = explain(run.history(), "another text")
+    words = account_text(account)
+    assert "104 prompt tokens, 64 of them virtual · adapter tuned" in words
+    assert "64 of 96 tokens that can be shared, 64 of them virtual tokens of the adapter tuned; from token 64" in words
+
+
+def test_a_new_version_of_an_adapter_is_another_adapter() -> None:
+    run = FakeRun()
+    for request_id, content in (("old", 0), ("new", 1)):
+        run.submit(
+            prompt(40), request_id=request_id, virtual=Virtual(embedded=32, content=content), adapter="same name"
+        )
+        run.run()
+    found = explain(run.history(), "new").prefix
+    assert found is not None
+    assert (found.hit_tokens, found.reason, found.known_from) == (0, "adapter", "old")
+    assert "old has the same text, but behind other virtual tokens" in account_text(explain(run.history(), "new"))
+
+
+def test_virtual_tokens_are_not_looked_up_in_the_vocabulary() -> None:
+    run = FakeRun()
+    run.submit(prompt(40), request_id="text")
+    run.run()
+    run.submit(prompt(40, first=20), request_id="embedded", virtual=Virtual(embedded=20))
+    run.run()
+    assert "no known request has block 0" in account_text(explain(run.history(), "embedded"), lambda token: "ab"[token])
 
 
 def test_a_late_token_names_the_chunk_and_what_would_have_prevented_it() -> None:

@@ -311,3 +311,16 @@ def test_bounds_of_token_counts_ascend_in_steps_of_one_two_five() -> None:
     assert one_two_five(1) == [1]
     assert one_two_five(60) == [1, 2, 5, 10, 20, 50]
     assert list(itertools.islice(reversed(one_two_five(8192)), 2)) == [5000, 2000]
+
+
+def test_adapters_are_named_while_requests_wait_for_them_or_run_with_them() -> None:
+    script = Script(make_metrics())
+    name = "vllm:lora_requests_info"
+    assert not any(sample.startswith(name) for sample in samples(script.metrics))
+    for number, adapter in enumerate(("b", "a", "c", None), 1):
+        script.tell(Kind.ARRIVED, number, 0.0, num_prompt_tokens=10, adapter=adapter)
+    for number in (1, 2):
+        script.prefill(number, 1.0)
+    script.metrics.on_events(script.events)
+    (told,) = [sample for sample in samples(script.metrics) if sample.startswith(name)]
+    assert told == f"{name}|max_lora=0|running_lora_adapters=a,b|waiting_lora_adapters=c"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.observe.events import RequestEvent
 from cudaprefill.sampling_params import SamplingParams
 from tests.fake_model import TABLE_POISON, FakeModel, continuation, pick_token
+
+if TYPE_CHECKING:
+    from cudaprefill.adapters import Adapter
 
 BLOCK_SIZE = 16
 EOS = 1
@@ -38,6 +42,12 @@ class Virtual:
         """Without what the scheduler does not look at."""
         keys_values = np.empty((0, 2, self.given, 0, 0)) if self.given else None
         return VirtualTokens(keys_values, np.empty((self.embedded, 0)) if self.embedded else None)  # type: ignore[arg-type]
+
+
+def named_adapter(name: str) -> Adapter:
+    from cudaprefill.adapters import Adapter  # it needs torch, which the scheduler does not
+
+    return Adapter(name, Path(), "test", b"")
 
 
 class Driver:
@@ -88,6 +98,7 @@ class Driver:
         priority: int = 0,
         extra_keys: tuple[tuple[str, bytes], ...] = (),
         virtual: Virtual | None = None,
+        adapter: str | None = None,
         **params: Any,
     ) -> Request:
         """Not yet submitted. `salt` chooses the stream of tokens; siblings take the next ones."""
@@ -104,6 +115,7 @@ class Driver:
                 arrival_time=arrival_time,
                 priority=priority,
                 extra_keys=extra_keys,
+                adapter=None if adapter is None else named_adapter(adapter),
                 virtual_tokens=NO_VIRTUAL_TOKENS if virtual is None else virtual.tokens(),
             )
             for index in range(sampling_params.n)

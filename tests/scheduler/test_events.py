@@ -104,7 +104,7 @@ def test_block_changes_that_are_pulled_add_up_to_the_pools_states() -> None:
     while (schedule := driver.step()) is not None:
         if schedule.number % 3:
             continue
-        for block, state, evicted in driver.scheduler.take_block_changes():
+        for block, state, evicted, _ in driver.scheduler.take_block_changes():
             assert state != states[block] or evicted
             states[block] = state
             num_evicted += evicted
@@ -120,10 +120,10 @@ def test_block_changes_tell_of_aborts_and_cache_resets_without_a_step() -> None:
     driver.scheduler.record_blocks(True)
     driver.scheduler.abort(request.request_id)
     changes = driver.scheduler.take_block_changes()
-    assert sorted(state for _, state, _ in changes) == [BlockState.FREE, BlockState.CACHED, BlockState.CACHED]
+    assert sorted(state for _, state, *_ in changes) == [BlockState.FREE, BlockState.CACHED, BlockState.CACHED]
     driver.scheduler.reset_prefix_cache()
     changes = driver.scheduler.take_block_changes()
-    assert [(state, evicted) for _, state, evicted in changes] == [(BlockState.FREE, 1)] * 2
+    assert [(state, evicted) for _, state, evicted, _ in changes] == [(BlockState.FREE, 1)] * 2
     assert len(driver.scheduler.take_block_changes()) == 0
 
 

@@ -83,6 +83,7 @@ class History:
             EngineSettings(max_num_batched_tokens=256, long_prefill_token_threshold=0),
             self.log,
             scheduler.pool.states(),
+            scheduler.pool.virtual_blocks(),
             clock=lambda: self.driver.clock,
             max_steps=max_steps,
             max_request_changes=max_request_changes,
@@ -123,7 +124,9 @@ class History:
     def assert_known_to(self, view: EngineView) -> None:
         """States, owners, totals and requests are those of the scheduler, to the last field that it can tell."""
         scheduler = self.driver.scheduler
-        assert view.blocks.states.decode() == "".join(LETTERS[state] for state in scheduler.pool.states())
+        marks = zip(scheduler.pool.states(), scheduler.pool.virtual_blocks(), strict=True)
+        letters = [LETTERS[state].upper() if virtual else LETTERS[state] for state, virtual in marks]
+        assert view.blocks.states.decode() == "".join(letters)
         assert view.blocks.owners == {number: table.tolist() for number, table in scheduler.block_tables().items()}
         assert view.pool == scheduler.pool_totals()
         live = {request.number: request for request in self.driver.requests.values() if not request.finished}
@@ -135,7 +138,9 @@ class History:
             record = shown[number]
             assert record.id == request.request_id
             assert record.state == lead_of.get(request, request).state.value
-            assert record.prompt_tokens == len(request.prompt_token_ids)
+            assert record.prompt_tokens == request.prompt_length
+            assert record.virtual_tokens == (request.virtual_tokens.num_tokens or None)
+            assert record.adapter == (None if request.adapter is None else request.adapter.name)
             assert record.output_tokens == request.num_output_tokens
             assert record.preemptions == request.num_preemptions
             if record.first_scheduled is not None:

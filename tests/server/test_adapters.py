@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -10,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from cudaprefill.adapters import AdapterRegistry
 from tests.adapters.by_hand import TARGET, write_prompt_adapter
 from tests.engine.harness import MAX_MODEL_LEN, expected, text_of
 from tests.server.chat_server import ChatServer, Socket
-from tests.server.running import MODEL, RunningServer
+from tests.server.running import MODEL, PATIENCE, RunningServer
 
 NUM_VIRTUAL = 64
 PROMPT = [7, 8, 9] * 7
@@ -161,6 +163,39 @@ def test_chat_and_responses(tmp_path: Path) -> None:
         socket.create("hello", model="nobody")
         assert socket.until("error")[-1]["error"]["code"] == "model_not_found"
         socket.raw.close()
+
+
+def test_blocks_of_an_adapter_are_marked_and_described(server: AdapterServer) -> None:
+    with server.client() as client:
+        server.await_(server.state.engine.reset_prefix_cache())
+        complete(client, "first")
+        complete(client, MODEL)
+        with connect(f"ws://127.0.0.1:{server.port}/v1/telemetry") as socket:
+
+            def ask(**message: Any) -> dict[str, Any]:
+                socket.send(json.dumps(message))
+                answer: dict[str, Any] = json.loads(socket.recv(PATIENCE))
+                return answer
+
+            letters = ask(type="telemetry.subscribe", events=["blocks"])["blocks"]
+            assert (letters.count("C"), letters.count("c"), letters.count(".")) == (4, 2, 58)
+            virtual = [block for block, letter in enumerate(letters) if letter == "C"]
+            text = [block for block, letter in enumerate(letters) if letter == "c"]
+            described = [ask(type="telemetry.describe_block", block=block) for block in (*virtual, *text)]
+    told = [(each.get("virtual_tokens"), each.get("adapter"), len(each["token_ids"])) for each in described]
+    assert told[:4] == [(16, "first", 0)] * 4
+    assert sorted(told[4:], key=str) == [(None, "first", 16), (None, None, 16)]
+
+
+def test_an_explanation_names_the_hits_of_an_adapter(server: AdapterServer) -> None:
+    with server.client() as client:
+        client.get("/v1/requests/nobody/explain")  # from here on requests are remembered
+        complete(client, "second")
+        request_id = complete(client, "second", prompt=[4] * 20)["id"]
+        account = client.get(f"/v1/requests/{request_id}/explain").json()
+    assert (account["prompt_tokens"], account["virtual_tokens"], account["adapter"]) == (84, 64, "second")
+    prefix = account["prefix"]
+    assert (prefix["virtual_hit_tokens"], prefix["adapter"]) == (64, "second")
 
 
 # --- Loading and unloading ---

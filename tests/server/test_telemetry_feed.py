@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cudaprefill.protocol.codec import encode
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals, TelemetrySnapshot, TelemetryUpdate
 from cudaprefill.server.telemetry.feed import EnginePull, Wish
+from tests.scheduler.driver import Virtual
 from tests.server.telemetry_history import History, Reader
 
 MIB = 2**20
@@ -201,8 +202,8 @@ def test_more_changes_than_the_whole_map_has_bytes_come_as_a_snapshot() -> None:
     history = History(num_blocks=100_000)
     reader = Reader(history.feed, BLOCKS)
     reader.read()
-    changes = np.ones((60_000, 3), dtype=np.int32)
-    changes[:, 0] = np.arange(60_000)
+    changes = np.ones((60_000, 4), dtype=np.int32)
+    changes[:, 0], changes[:, 3] = np.arange(60_000), 0
     pool = PoolTotals(free=40_000, cached=0, used=60_000, taken=60_000, freed=0, evicted=0, used_tokens=1)
     history.feed.apply(EnginePull(pool, changes))
     snapshot = reader.read()
@@ -214,9 +215,10 @@ def test_more_changes_than_the_whole_map_has_bytes_come_as_a_snapshot() -> None:
 
 # --- Any history ---
 
+VIRTUAL = [None, None, None, Virtual(given=6), Virtual(embedded=7), Virtual(given=3, embedded=6)]
 prompts = st.integers(1, 40).flatmap(lambda length: st.integers(0, 2).map(lambda seed: [seed] * length))
 actions = st.one_of(
-    st.tuples(st.just("submit"), prompts, st.integers(1, 12), st.integers(1, 3)),
+    st.tuples(st.just("submit"), prompts, st.integers(1, 12), st.integers(1, 3), st.sampled_from(VIRTUAL)),
     st.tuples(st.just("step"), st.integers(1, 12)),
     st.tuples(st.just("abort"), st.integers(0, 20)),
     st.tuples(st.just("reset")),
@@ -229,8 +231,9 @@ def play(history: History, readers: list[Reader], script: list[tuple[Any, ...]])
     driver = history.driver
     for action, *arguments in script:
         if action == "submit":
-            prompt, max_tokens, n = arguments
-            driver.submit(prompt, max_tokens=max_tokens, n=n, ignore_eos=True, salt=len(driver.requests))
+            prompt, max_tokens, n, virtual = arguments
+            options = {"virtual": virtual, "adapter": "tuned" if virtual else None, "salt": len(driver.requests)}
+            driver.submit(prompt, max_tokens=max_tokens, n=n, ignore_eos=True, **options)
         elif action == "step":
             for _ in range(arguments[0]):
                 history.step()

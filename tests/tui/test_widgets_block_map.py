@@ -47,6 +47,24 @@ def test_each_block_has_the_glyph_of_its_state() -> None:
     play(pane, scene)
 
 
+def test_blocks_of_virtual_tokens_are_marked_in_the_colour_of_their_state() -> None:
+    view = EngineView(clock=Clock())
+    view.apply(SyntheticEngine(num_blocks=64).snapshot())
+    update_of_blocks(view, (0, "A"), (1, "S"), (2, "C"), (3, "a"), (4, "x."), (5, "xA"))
+    assert (view.blocks.count("a"), view.blocks.count("s"), view.blocks.count_virtual()) == (3, 1, 4)
+    pane = BlocksPane()
+
+    async def scene(app: PaneApp, pilot: Pilot[None]) -> None:
+        pane.update_view(view)
+        await pilot.pause()
+        shown = rows_of(pane.map)
+        assert shown[:4] == UNICODE.virtual * 3 + UNICODE.active
+        assert shown[5] == UNICODE.evicted
+        assert f"{UNICODE.virtual} of an adapter" in text(pane._legend)
+
+    play(pane, scene)
+
+
 def test_the_ascii_set_has_a_glyph_of_its_own_for_each_state() -> None:
     _, view = busy_engine()
     pane = BlocksPane(glyphs=ASCII)
@@ -58,7 +76,7 @@ def test_the_ascii_set_has_a_glyph_of_its_own_for_each_state() -> None:
         assert text(pane.map).isascii()
 
     play(pane, scene)
-    assert len({ASCII.active, ASCII.shared, ASCII.cached, ASCII.evicted, ASCII.free}) == 5
+    assert len({ASCII.active, ASCII.shared, ASCII.cached, ASCII.virtual, ASCII.evicted, ASCII.free}) == 6
 
 
 def test_only_rows_that_look_different_are_given_to_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ class Glyphs:
     active: str
     shared: str
     cached: str
+    virtual: str  # a block of virtual tokens, in the colour of its state
     evicted: str
     free: str
     fills: tuple[str, ...]  # of chunks, so that neighbours differ without colour
@@ -34,6 +35,7 @@ UNICODE = Glyphs(
     active="■",
     shared="◆",
     cached="□",
+    virtual="▣",
     evicted="\N{MULTIPLICATION SIGN}",
     free="·",
     fills=("█", "▒", "▓", "░"),
@@ -58,6 +60,7 @@ ASCII = Glyphs(
     active="#",
     shared="@",
     cached="o",
+    virtual="v",
     evicted="x",
     free=".",
     fills=("#", "=", "%", "+"),

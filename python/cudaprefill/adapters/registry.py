@@ -57,6 +57,13 @@ class AdapterRegistry:
             raise UnknownAdapterError(f"no adapter {name!r} is loaded")
         return adapter
 
+    def name_of(self, content_hash: bytes) -> str:
+        """For people: the name of a loaded adapter, or the beginning of the hash."""
+        for adapter in self:
+            if adapter.content_hash == content_hash:
+                return adapter.name
+        return f"{content_hash.hex()[:12]} (not loaded)"
+
     def load(self, name: str, folder: str | os.PathLike[str]) -> Adapter:
         """Reads an adapter. Raises AdapterError saying what is wrong, or that the name is taken."""
         if not isinstance(name, str) or not name or not name.isprintable():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cudaprefill.protocol.telemetry import ACTIVE, CACHED, EVICTED, FREE, SHARED
+from cudaprefill.protocol.telemetry import ACTIVE, CACHED, EVICTED, FREE, SHARED, of_virtual_tokens
 
-STATES = frozenset(map(ord, (FREE, ACTIVE, SHARED, CACHED)))
+_USED = ACTIVE + SHARED + CACHED
+STATES = frozenset(map(ord, FREE + _USED + of_virtual_tokens(_USED)))
 _FREE = ord(FREE)
 
 
@@ -34,7 +35,13 @@ class BlockStates:
         return chr(self.states[block])
 
     def count(self, state: str) -> int:
-        return self.states.count(state.encode())
+        """Those of virtual tokens among them."""
+        letters = {state, of_virtual_tokens(state)}
+        return sum(self.states.count(letter.encode()) for letter in letters)
+
+    def count_virtual(self) -> int:
+        """Blocks that hold virtual tokens."""
+        return sum(self.states.count(letter.encode()) for letter in of_virtual_tokens(_USED))
 
     def reset(self, blocks: str | None, owners: Mapping[str, list[int]] | None) -> None:
         self.states = bytearray(ord(c) if ord(c) in STATES else _FREE for c in blocks or "")

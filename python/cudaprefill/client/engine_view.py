@@ -350,6 +350,8 @@ class EngineView:
                 priority=change.priority or 0,
                 arrived=change.time,
                 prompt_tokens=change.prompt_tokens or 0,
+                virtual_tokens=change.virtual_tokens,
+                adapter=change.adapter,
                 max_tokens=change.max_tokens,
             )
         )

@@ -145,6 +145,8 @@ class Scheduler:
                 time=request.arrival_time,
                 priority=request.priority,
                 num_prompt_tokens=num_prompt_tokens,
+                num_virtual_tokens=request.virtual_tokens.num_tokens,
+                adapter=None if request.adapter is None else request.adapter.name,
                 max_tokens=params.max_tokens,
                 tokens=self._tokens_of(member),
             )
@@ -527,9 +529,9 @@ class Scheduler:
         self.pool.record_changes(wanted)
 
     def take_block_changes(self) -> NDArray[np.int32]:
-        """[C, 3]: block, its BlockState now, and 1 if its prefix was evicted in between, else 0.
+        """[C, 4]: block, its BlockState now, 1 if its prefix was evicted in between, and 1 if it holds virtual tokens.
 
-        For each block whose state is not what it was at the last call, or that was evicted since. Nothing is missed,
+        For each block that is not what it was at the last call, or that was evicted since. Nothing is missed,
         be it between two steps or without any; nothing is told unless it is recorded.
         """
         return self.pool.take_changes()

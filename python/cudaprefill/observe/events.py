@@ -51,7 +51,9 @@ class RequestEvent:
     reason: str = ""  # FINISHED: "stop", "length", "abort" or "error"
     number: int = 0  # every kind: the request's, from 1 on and never given to another one of this engine
     priority: int = 0  # ARRIVED
-    num_prompt_tokens: int = 0  # ARRIVED
+    num_prompt_tokens: int = 0  # ARRIVED: virtual ones among them
+    num_virtual_tokens: int = 0  # ARRIVED: the first of these
+    adapter: str | None = None  # ARRIVED: its name
     max_tokens: int | None = None  # ARRIVED: None where only the context bounds the output
     num_output_tokens: int = 0  # FINISHED
     tokenized: float | None = None  # QUEUED: when its prompt was tokens, seconds; None if nobody said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -157,6 +158,7 @@ class Metrics(Collector):
     def _collect_requests(self) -> Iterator[Metric]:
         yield self._gauge("vllm:num_requests_running", "Requests that hold KV blocks.", self.requests.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests in the waiting queue.", self.requests.num_waiting)
+        yield self._adapters()
         usage = self.blocks["used"] / max(1, sum(self.blocks.values()))
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1.", usage)
         yield self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were prefilled.", self.prompt_tokens)
@@ -236,6 +238,20 @@ class Metrics(Collector):
             "Snapshots sent because a telemetry reader was too slow for the differences.",
             self.telemetry_dropped_snapshots,
         )
+
+    def _adapters(self) -> Metric:
+        """Which adapters requests wait for and run with, as vLLM tells it: in labels, with the time as the value."""
+        labels = ["max_lora", "waiting_lora_adapters", "running_lora_adapters"]
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters of waiting and running requests.", labels=[*self._labels, *labels]
+        )
+        named = [record for record in self.requests if record.adapter is not None]
+        if named:
+            waiting = sorted({str(record.adapter) for record in named if record.state == "waiting"})
+            running = sorted({str(record.adapter) for record in named if record.state != "waiting"})
+            values = [*self._labels.values(), "0", ",".join(waiting), ",".join(running)]
+            family.add_metric(values, time.time())
+        return family
 
     def _gauge(self, name: str, documentation: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, documentation, labels=list(self._labels))

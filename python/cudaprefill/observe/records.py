@@ -13,6 +13,7 @@ def request_change(event: RequestEvent) -> RequestChange:
     if event.kind is RequestEventKind.ARRIVED:
         change.id, change.priority = event.request_id, event.priority
         change.prompt_tokens, change.max_tokens = event.num_prompt_tokens, event.max_tokens
+        change.virtual_tokens, change.adapter = event.num_virtual_tokens or None, event.adapter
     elif event.kind is RequestEventKind.SCHEDULED:
         change.hit_tokens = event.hit_tokens
     elif event.kind is RequestEventKind.CHUNK:

@@ -70,6 +70,8 @@ class RequestLog:
                 priority=event.priority,
                 arrived=event.time,
                 prompt_tokens=event.num_prompt_tokens,
+                virtual_tokens=event.num_virtual_tokens or None,
+                adapter=event.adapter,
                 max_tokens=event.max_tokens,
             )
             return record

@@ -5,7 +5,8 @@ the header's `time`. A request is named by its number, its id comes once a file;
 decodes since the step before. Prompts are not in it: only hashes of their full blocks, keyed by a secret that never
 leaves the engine, which tell equal prefixes of one run apart from others and nothing else.
 
-    ["a", number, id, time, step, priority, prompt tokens, max tokens, hashes]      arrived
+    ["a", number, id, time, step, priority, prompt tokens, max tokens, hashes]       arrived; with an adapter or virtual
+                                                                     tokens, two more: virtual tokens, adapter's name
     ["q", number, time, step, tokenized]                                             queued
     ["s", number, time, step, hit tokens]                                            scheduled
     ["c", number, time, step, start, length, hit tokens]                             chunk
@@ -96,6 +97,8 @@ class LineEncoder:
         if kind is RequestEventKind.ARRIVED:
             self._named.add(event.number)
             own = [event.priority, event.num_prompt_tokens, event.max_tokens, _dump_hashes(event.tokens)]
+            if event.num_virtual_tokens or event.adapter is not None:
+                own += [event.num_virtual_tokens, event.adapter]
             return [["a", event.number, event.request_id, *times, *own]]
         line = [_LETTERS[kind], event.number, *times]
         if kind is RequestEventKind.QUEUED:
@@ -175,7 +178,8 @@ class LineDecoder:
         return self._time + micros / 1e6
 
     def _arrival(self, fields: Line) -> RequestEvent:
-        number, request_id, time, step, priority, num_prompt_tokens, max_tokens, hashes = fields
+        number, request_id, time, step, priority, num_prompt_tokens, max_tokens, hashes, *virtual = fields
+        num_virtual_tokens, adapter = virtual or (0, None)
         return RequestEvent(
             RequestEventKind.ARRIVED,
             request_id,
@@ -184,6 +188,8 @@ class LineDecoder:
             number=number,
             priority=priority,
             num_prompt_tokens=num_prompt_tokens,
+            num_virtual_tokens=num_virtual_tokens,
+            adapter=adapter,
             max_tokens=max_tokens,
             tokens=_load_hashes(hashes),
         )

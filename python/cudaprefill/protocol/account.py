@@ -62,13 +62,16 @@ class PrefixAccount:
     """What the prefix cache gave at the first admission, and why not more.
 
     reason: "complete": all that can be shared was; "off"; "different": no known request has the next block;
-    "salt": the tokens are known, but under another cache salt; "evicted"; "computing": another request had it in the
+    "salt": the tokens are known, but under another cache salt; "adapter": the text is known, but behind another adapter
+    or none; "evicted"; "computing": another request had it in the
     making; "forgotten": it was there, and is gone without an eviction, as after a reset; "unknown": not recorded.
     """
 
     hit_tokens: int
+    virtual_hit_tokens: int = 0  # of these
+    adapter: str | None = None  # whose blocks these are
     shareable_tokens: int  # full blocks, at least one token is always computed
-    reason: Literal["complete", "off", "different", "salt", "evicted", "computing", "forgotten", "unknown"]
+    reason: Literal["complete", "off", "different", "salt", "adapter", "evicted", "computing", "forgotten", "unknown"]
     missed_block: int | None = None  # the first block of the prompt that was not found
     known_from: str | None = None  # the request that had the missed block computed
     difference: Difference | None = None
@@ -111,7 +114,9 @@ class Account:
     number: int
     state: Literal["waiting", "prefilling", "decoding", "finished"]
     finish_reason: str | None = None
-    prompt_tokens: int
+    prompt_tokens: int  # virtual ones among them
+    virtual_tokens: int = 0
+    adapter: str | None = None
     output_tokens: int  # so far
     preemptions: int
     ttft: float | None = None  # arrival to first token; None while there is none

@@ -34,7 +34,12 @@ def _lines(account: Account, token_text: TokenText | None) -> Iterator[str]:
 
 def headline(account: Account) -> str:
     outcome = f"first token after {seconds(account.ttft)}" if account.ttft is not None else "no token yet"
-    parts = [f"{account.id}: {outcome}", _counted(account.prompt_tokens, "prompt token")]
+    prompt = _counted(account.prompt_tokens, "prompt token")
+    if account.virtual_tokens:
+        prompt += f", {account.virtual_tokens:,} of them virtual"
+    parts = [f"{account.id}: {outcome}", prompt]
+    if account.adapter is not None:
+        parts.append(f"adapter {account.adapter}")
     parts.append(_counted(account.output_tokens, "output token"))
     if account.preemptions:
         parts.append(f"preempted {_times(account.preemptions)}")
@@ -80,11 +85,15 @@ def part_detail(part: Part) -> str:
 
 def prefix_text(prefix: PrefixAccount, token_text: TokenText | None) -> str:
     found = f"{prefix.hit_tokens:,} of {prefix.shareable_tokens:,} tokens that can be shared"
+    if prefix.virtual_hit_tokens:
+        whose = "" if prefix.adapter is None else f" of the adapter {prefix.adapter}"
+        found += f", {prefix.virtual_hit_tokens:,} of them virtual tokens{whose}"
     reason = {
         "complete": "",
         "off": "it is off (--no-enable-prefix-caching)",
         "different": _different(prefix, token_text),
         "salt": f"{prefix.known_from} has the same tokens under another cache salt",
+        "adapter": f"{prefix.known_from} has the same text, but behind other virtual tokens or another adapter",
         "evicted": f"block {prefix.missed_block}, computed for {prefix.known_from}, gave way in step "
         f"{prefix.evicted_in_step} to {_works(prefix.evicted_by)}",
         "computing": f"{prefix.known_from} had block {prefix.missed_block} in the making at the same time",
@@ -103,6 +112,8 @@ def _different(prefix: PrefixAccount, token_text: TokenText | None) -> str:
     def show(token: int | None) -> str:
         if token is None:
             return "its end"
+        if token < 0:
+            return "a virtual token"
         return f"token {token}" if token_text is None else f"{token_text(token)!r} (token {token})"
 
     return (

@@ -16,9 +16,15 @@ Topic = Literal["step", "request", "blocks"]
 RequestState = Literal["waiting", "prefilling", "decoding", "finished"]
 RequestEventKind = Literal["arrived", "queued", "scheduled", "chunk", "first_token", "preempted", "finished"]
 
-# One character a block, in snapshots and changes alike.
+# One character a block, in snapshots and changes alike; in capitals where a block holds virtual tokens.
 FREE, ACTIVE, SHARED, CACHED = ".", "a", "s", "c"
 EVICTED = "x"  # in changes only: was cached, was just taken for something else or forgotten
+
+
+def of_virtual_tokens(letters: str) -> str:
+    """The letters of such blocks."""
+    return letters.upper()
+
 
 MIN_RATE, MAX_RATE = 0.2, 60.0  # updates a second
 DEFAULT_RATE = 10.0
@@ -150,7 +156,9 @@ class RequestRecord:
     state: RequestState
     priority: int
     arrived: float
-    prompt_tokens: int
+    prompt_tokens: int  # virtual ones among them
+    virtual_tokens: int | None = None  # the first of these, if there are any
+    adapter: str | None = None
     max_tokens: int | None = None
     hit_tokens: int = 0  # of the prompt, found in the prefix index
     computed_tokens: int = 0  # of the prefill that is under way, hits included
@@ -175,6 +183,8 @@ class RequestChange:
     id: str | None = None  # arrived
     priority: int | None = None  # arrived
     prompt_tokens: int | None = None  # arrived
+    virtual_tokens: int | None = None  # arrived
+    adapter: str | None = None  # arrived
     max_tokens: int | None = None  # arrived
     start: int | None = None  # chunk: the first token
     length: int | None = None  # chunk
@@ -257,8 +267,10 @@ class TelemetryBlock:
     reference_count: int
     owners: list[str]  # request ids
     age: int  # steps since it was last used
-    token_ids: list[int]
+    token_ids: list[int]  # of text
     text: str
+    virtual_tokens: int | None = None  # before them in the block
+    adapter: str | None = None  # whose prefix the block continues
     hash: str | None = None  # of a published block
     command_id: int | None = None
 

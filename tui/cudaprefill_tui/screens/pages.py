@@ -89,6 +89,10 @@ def block_page(block: TelemetryBlock) -> TextPage:
         "hash": block.hash[:HEX_LENGTH] if block.hash else "none: it was not published",
         "tokens": f"{len(block.token_ids)}: {' '.join(map(str, block.token_ids))}",
     }
+    if block.virtual_tokens:
+        rows["virtual"] = f"{block.virtual_tokens} tokens before these"
+    if block.adapter is not None:
+        rows["adapter"] = block.adapter
     text = "\n".join(
         textwrap.fill(f"{name:11} {value}", 70, subsequent_indent=" " * 12) for name, value in rows.items()
     )

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 
 from cudaprefill.client.engine_view import EngineView
-from cudaprefill.protocol.telemetry import ACTIVE, CACHED, FREE, SHARED
+from cudaprefill.protocol.telemetry import ACTIVE, CACHED, FREE, SHARED, of_virtual_tokens
 
 from ..colours import request_style
 from ..glyphs import UNICODE, Glyphs
@@ -26,6 +26,7 @@ PARTS = {
     ord(FREE): "block-map--free",
     _EVICTED: "block-map--evicted",
 }
+PARTS |= {ord(of_virtual_tokens(state)): PARTS[ord(state)] for state in (ACTIVE, SHARED, CACHED)}
 
 WAITING = "Waiting for the engine's blocks…"
 NOT_KNOWN = "A trace tells how many blocks are used, not which."
@@ -73,6 +74,7 @@ class BlockMap(LineView):
             ord(CACHED): glyphs.cached,
             ord(FREE): glyphs.free,
             _EVICTED: glyphs.evicted,
+            **{ord(of_virtual_tokens(state)): glyphs.virtual for state in (ACTIVE, SHARED, CACHED)},
         }
 
     # --- What there is ---

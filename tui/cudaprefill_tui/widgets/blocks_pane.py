@@ -38,6 +38,7 @@ class BlocksPane(Pane):
         self._watch: ViewWatch | None = None
         self._view: EngineView | None = None
         self._totals_at = float("-inf")
+        self._has_virtual = False
 
     @property
     def by_request(self) -> bool:
@@ -58,6 +59,10 @@ class BlocksPane(Pane):
         changes = self._watch.take()
         if changes.blocks is None or changes.blocks:
             self.map.update_blocks(view, changes.blocks)
+            has_virtual = view.blocks.count_virtual() > 0
+            if has_virtual != self._has_virtual:
+                self._has_virtual = has_virtual
+                self._legend.refresh()
         if changes.reset or not 0 <= view.now() - self._totals_at < TOTALS_SECONDS:
             self._show_totals(view)
 
@@ -89,6 +94,8 @@ class BlocksPane(Pane):
         ):
             whose = by_request and part in ("active", "shared")
             entries.append((glyph, "" if whose else self.map.get_visual_style(f"block-map--{part}"), words))
+        if self._has_virtual:
+            entries.append((glyphs.virtual, "bold", "of an adapter"))
         return [*entries, ("o", "bold", "colours by state" if by_request else "colours by request")]
 
     def _show_totals(self, view: EngineView) -> None:

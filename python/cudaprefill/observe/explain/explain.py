@@ -55,6 +55,8 @@ def explain(
         state=state,
         finish_reason=finished.reason if finished is not None else None,
         prompt_tokens=request.arrived.num_prompt_tokens,
+        virtual_tokens=request.arrived.num_virtual_tokens,
+        adapter=request.arrived.adapter,
         output_tokens=len(token_steps(history, request)) if finished is None else finished.num_output_tokens,
         preemptions=sum(event.kind is RequestEventKind.PREEMPTED for event in request.events),
         ttft=None if first is None else first.time - request.arrived.time,

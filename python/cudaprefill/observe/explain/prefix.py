@@ -18,7 +18,13 @@ def explain_prefix(history: History, request: RequestHistory) -> PrefixAccount |
         return None
     size, hit_tokens = history.block_size, admitted.hit_tokens
     shareable_tokens = (request.arrived.num_prompt_tokens - 1) // size * size
-    account = PrefixAccount(hit_tokens=hit_tokens, shareable_tokens=shareable_tokens, reason="unknown")
+    account = PrefixAccount(
+        hit_tokens=hit_tokens,
+        virtual_hit_tokens=min(hit_tokens, request.arrived.num_virtual_tokens),
+        adapter=request.arrived.adapter,
+        shareable_tokens=shareable_tokens,
+        reason="unknown",
+    )
     if not history.prefix_caching:
         return _replace(account, reason="off")
     if hit_tokens >= shareable_tokens:
@@ -84,15 +90,23 @@ def _different(
     for other in earlier:
         if missed and not _shares(other, request, missed):
             continue
+        if _virtual(other) != _virtual(request):
+            continue
         tokens = _token_ids(other)
         length = _common_length(own, tokens, missed * size)
         if length >= common:
             nearest, common = other, length
+    if common < (missed + 1) * size and not missed:
+        behind_another = _same_text(request, earlier, size)
+        if behind_another is not None:
+            return _replace(account, reason="adapter", known_from=behind_another.arrived.request_id)
     if nearest is None or not own:
         return _replace(account, reason="different")
     tokens = _token_ids(nearest)
     if common >= (missed + 1) * size:
-        return _replace(account, reason="salt", known_from=nearest.arrived.request_id)
+        # Virtual tokens have the same ids whatever they stand for.
+        reason = "adapter" if request.arrived.num_virtual_tokens else "salt"
+        return _replace(account, reason=reason, known_from=nearest.arrived.request_id)
     difference = Difference(
         id=nearest.arrived.request_id,
         position=common,
@@ -100,6 +114,24 @@ def _different(
         other_token=tokens[common] if common < len(tokens) else None,
     )
     return _replace(account, reason="different", difference=difference)
+
+
+def _virtual(request: RequestHistory) -> tuple[str | None, int]:
+    return request.arrived.adapter, request.arrived.num_virtual_tokens
+
+
+def _same_text(request: RequestHistory, others: Sequence[RequestHistory], size: int) -> RequestHistory | None:
+    """The latest whose text begins with the same block of tokens behind something else."""
+    own = _text_ids(request)
+    found = None
+    for other in others:
+        if _virtual(other) != _virtual(request) and _common_length(own, _text_ids(other), 0) >= size:
+            found = other
+    return found
+
+
+def _text_ids(request: RequestHistory) -> Sequence[int]:
+    return _token_ids(request)[request.arrived.num_virtual_tokens :]
 
 
 def _shares(other: RequestHistory, request: RequestHistory, num_blocks: int) -> bool:

@@ -10,34 +10,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cudaprefill.protocol.telemetry import ACTIVE, CACHED, EVICTED, FREE, SHARED
+from cudaprefill.protocol.telemetry import ACTIVE, CACHED, EVICTED, FREE, SHARED, of_virtual_tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_LETTERS = FREE + ACTIVE + SHARED + CACHED  # by the core's BlockState
+_STATES = FREE + ACTIVE + SHARED + CACHED  # by the core's BlockState
+_LETTERS = _STATES + of_virtual_tokens(_STATES)
 MAX_ENDED_OWNERS = 4096
 
 
 class BlockHistory:
-    """State of each block, and the versions of its last change and its last eviction."""
+    """The letter of each block, and the versions of its last change and its last eviction."""
 
-    def __init__(self, states: NDArray[np.uint8]) -> None:
-        """states: [num_blocks], the core's BlockState of each."""
-        self._states = states.copy()
+    def __init__(self, states: NDArray[np.uint8], virtual: NDArray[np.bool_]) -> None:
+        """[num_blocks] each: the core's BlockState, and whether the block holds virtual tokens."""
+        self._letters = (states + len(_STATES) * virtual).astype(np.uint8)
         self._changed_at = np.zeros(len(states), dtype=np.int64)
         self._evicted_at = np.zeros(len(states), dtype=np.int64)
 
     def update(self, changes: NDArray[np.int32], version: int) -> None:
-        """changes: [C, 3], a row a block: block, its state now, and 1 if its prefix was evicted meanwhile."""
+        """changes: [C, 4], a row a block, see Scheduler.take_block_changes."""
         blocks = changes[:, 0]
-        self._states[blocks] = changes[:, 1]
+        self._letters[blocks] = changes[:, 1] + len(_STATES) * changes[:, 3]
         self._changed_at[blocks] = version
         self._evicted_at[blocks[changes[:, 2] != 0]] = version
 
     def whole(self) -> str:
         """One letter a block."""
-        letters: NDArray[np.uint8] = np.frombuffer(_LETTERS.encode(), dtype=np.uint8)[self._states]
+        letters: NDArray[np.uint8] = np.frombuffer(_LETTERS.encode(), dtype=np.uint8)[self._letters]
         return letters.tobytes().decode()
 
     def num_since(self, version: int) -> int:
@@ -47,10 +48,10 @@ class BlockHistory:
         """Blocks that changed after `version`, each with its state, behind EVICTED if it was evicted meanwhile."""
         blocks = np.flatnonzero(self._changed_at > version)
         evicted = (self._evicted_at[blocks] > version).tolist()
-        states = self._states[blocks].tolist()
+        letters = self._letters[blocks].tolist()
         return [
-            (block, EVICTED + _LETTERS[state] if was_evicted else _LETTERS[state])
-            for block, state, was_evicted in zip(blocks.tolist(), states, evicted, strict=True)
+            (block, EVICTED + _LETTERS[letter] if was_evicted else _LETTERS[letter])
+            for block, letter, was_evicted in zip(blocks.tolist(), letters, evicted, strict=True)
         ]
 
 

@@ -62,7 +62,7 @@ class EnginePull:
     """What the engine was asked for between two steps. None is what nobody wanted."""
 
     pool: PoolTotals
-    changes: NDArray[np.int32] | None = None  # [C, 3], see Scheduler.take_block_changes
+    changes: NDArray[np.int32] | None = None  # [C, 4], see Scheduler.take_block_changes
     tables: Mapping[int, NDArray[np.int32]] | None = None  # request number -> block table
 
 
@@ -70,7 +70,8 @@ class TelemetryFeed:
     """News of one engine. Memory is bounded by the ring sizes and the pool, whatever the subscribers do.
 
     requests: what waits and runs, kept up to date by whoever also calls `on_events`.
-    states: [num_blocks], the core's BlockState of each, as it is when changes begin to be recorded.
+    states, virtual: [num_blocks], the core's BlockState of each, and whether it holds virtual tokens, as it is when
+        changes begin to be recorded.
     clock: seconds, the engine's.
     """
 
@@ -80,6 +81,7 @@ class TelemetryFeed:
         settings: EngineSettings,
         requests: RequestLog,
         states: NDArray[np.uint8],
+        virtual: NDArray[np.bool_],
         *,
         clock: Callable[[], float] = time.monotonic,
         max_steps: int = MAX_STEPS,
@@ -93,7 +95,7 @@ class TelemetryFeed:
         self._clock = clock
         self._steps: Ring[StepEvent] = Ring(max_steps)
         self._changes: Ring[RequestChange] = Ring(max_request_changes)
-        self._blocks = BlockHistory(states)
+        self._blocks = BlockHistory(states, virtual)
         self._owners = OwnerHistory()
         self._pool: PoolTotals | None = None
         self._pool_at = 0

@@ -130,10 +130,12 @@ class TelemetryHub:
             engine = self._engine
             if engine is None:
                 raise EngineDeadError("the engine is being started")
-            states, pull = await engine.call(_start_recording)
+            states, virtual, pull = await engine.call(_start_recording)
             if engine is not self._engine:
                 raise EngineDeadError("the engine was replaced")
-            self._feed = TelemetryFeed(describe_engine(engine.info), engine.settings, self._metrics.requests, states)
+            self._feed = TelemetryFeed(
+                describe_engine(engine.info), engine.settings, self._metrics.requests, states, virtual
+            )
             self._feed.apply(pull)
             self._stop_listening = engine.events.subscribe(self._on_events)
 
@@ -231,9 +233,10 @@ def pull_from(engine: Engine, with_owners: bool) -> EnginePull:
     )
 
 
-def _start_recording(engine: Engine) -> tuple[NDArray[np.uint8], EnginePull]:
+def _start_recording(engine: Engine) -> tuple[NDArray[np.uint8], NDArray[np.bool_], EnginePull]:
     engine.scheduler.record_blocks(True)
-    return engine.scheduler.pool.states(), pull_from(engine, with_owners=False)
+    pool = engine.scheduler.pool
+    return pool.states(), pool.virtual_blocks(), pull_from(engine, with_owners=False)
 
 
 def _stop_recording(engine: Engine) -> None:

@@ -162,8 +162,10 @@ class TelemetrySession:
         if not 0 <= block < num_blocks:
             raise ApiError(400, f"block must be between 0 and {num_blocks - 1}, got {block}", param="block")
         step = self._observers.metrics.requests.step
-        described = await engine.call(lambda engine: _describe_block(engine, block, step))
+        described, keys = await engine.call(lambda engine: _describe_block(engine, block, step))
         described.text = engine.tokenizer.decode(described.token_ids, skip_special_tokens=False)
+        if "adapter" in keys:
+            described.adapter = engine.adapters.name_of(keys["adapter"])
         return described
 
 
@@ -176,18 +178,21 @@ def _command_id(text: str | None) -> int | None:
     return command_id if type(command_id) is int else None
 
 
-def _describe_block(engine: Engine, block: int, step: int) -> TelemetryBlock:
-    """In the engine's thread; `step` is the last one that was heard of."""
+def _describe_block(engine: Engine, block: int, step: int) -> tuple[TelemetryBlock, dict[str, bytes]]:
+    """In the engine's thread; `step` is the last one that was heard of. Also the extra keys of its prefix."""
     scheduler = engine.scheduler
     info = scheduler.table.describe(block)
-    return TelemetryBlock(
+    text = [token for token in info.token_ids if token >= 0]
+    described = TelemetryBlock(
         sequence_number=0,
         block=block,
         state=info.state.name.lower(),
         reference_count=info.reference_count,
         owners=scheduler.block_owners(block),
         age=max(0, step - info.last_use),
-        token_ids=info.token_ids,
+        token_ids=text,
         text="",
         hash=info.hash,
+        virtual_tokens=(len(info.token_ids) - len(text)) or None,
     )
+    return described, dict(info.extra_keys)
