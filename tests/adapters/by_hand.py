@@ -45,12 +45,13 @@ def write_adapter(folder: Path, config: dict[str, Any], tensors: dict[str, Tenso
     return folder
 
 
-def write_prompt_adapter(folder: Path, num_tokens: int = 20, seed: int = 0, **config: Any) -> Path:
+def write_prompt_adapter(
+    folder: Path, num_tokens: int = 20, seed: int = 0, *, hidden_size: int = MODEL.hidden_size, **config: Any
+) -> Path:
     """Prompt tuning with random embeddings."""
-    rows = torch.randn(num_tokens, MODEL.hidden_size, generator=torch.Generator().manual_seed(seed))
-    return write_adapter(
-        folder, {**PROMPT_CONFIG, "num_virtual_tokens": num_tokens, **config}, {"prompt_embeddings": rows}
-    )
+    rows = torch.randn(num_tokens, hidden_size, generator=torch.Generator().manual_seed(seed))
+    told = {**PROMPT_CONFIG, "token_dim": hidden_size, "num_virtual_tokens": num_tokens, **config}
+    return write_adapter(folder, told, {"prompt_embeddings": rows})
 
 
 def write_prefix_adapter(folder: Path, num_tokens: int = 20, **config: Any) -> Path:

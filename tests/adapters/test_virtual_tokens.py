@@ -23,6 +23,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
     "mistral": ("mistral", {"sliding_window": 24}),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "phi3": ("phi3", {}),
 }
 TEXT = [token % 100 for token in random_tokens(37)]
 BASE = None

@@ -11,11 +11,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from cudaprefill import EngineDeadError, QueueFullError
 from cudaprefill.cli.main import main
+from tests.adapters.by_hand import write_prompt_adapter
 
 COMMAND = [sys.executable, "-m", "cudaprefill.cli.main"]
 PATIENCE = 120  # seconds that a start may take on a busy machine
@@ -45,6 +47,28 @@ def test_generate_prints_text_or_json() -> None:
     assert (first["prompt"], second["prompt"]) == ("The sky is", "2 + 2 =")
     assert [len(output["token_ids"]) for output in first["outputs"]] == [4, 4]
     assert first["ttft_s"] > 0
+
+
+def test_generate_with_an_adapter(tmp_path: Path) -> None:
+    """Eight prompts more than fit into one batch of two: the later ones find its virtual tokens."""
+    folder = write_prompt_adapter(tmp_path / "tuned", 64, hidden_size=576, num_layers=30)
+    more = ["--max-num-seqs", "2", "--max-tokens", "1", *SMALL]
+    done = run("generate", "--json", "--adapter", f"tuned={folder}", *more, *[f"{number} is" for number in range(10)])
+    assert done.returncode == 0, done.stderr
+    outputs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {output["num_virtual_tokens"] for output in outputs} == {64}
+    assert [output["num_cached_virtual_tokens"] for output in outputs][2:] == [64] * 8
+
+
+def test_adapters_that_cannot_be_had_are_named() -> None:
+    for flags, reason in (
+        (["--adapter", "x"], "--adapter must be NAME=DIR, got 'x'"),
+        (["--adapter", "x=a", "--adapter", "x=b"], "--adapter x is given twice: a and b"),
+        (["--adapter", "x=/nowhere"], "/nowhere is not a folder"),
+    ):
+        done = run("generate", *flags, *SMALL, "x")
+        assert done.returncode == 1
+        assert reason in done.stderr
 
 
 def test_info_says_blocks_tokens_and_concurrency() -> None:

@@ -27,7 +27,8 @@ def run(flags: argparse.Namespace) -> int:
         max_tokens=flags.max_tokens,
     )
     with load_llm(flags) as llm, Progress("generating") as progress:
-        outputs = llm.generate(prompts, params, progress=progress)
+        only = llm.adapters[0] if len(llm.adapters) == 1 else None
+        outputs = llm.generate(prompts, params, adapter=flags.with_adapter or only, progress=progress)
     for output in outputs:
         print(json.dumps(_as_dict(output)) if flags.json else shown(_as_text(output), sys.stdout))
     return 0
@@ -47,6 +48,8 @@ def _as_dict(request: RequestOutput) -> dict[str, object]:
             for output in request.outputs
         ],
         "num_cached_tokens": metrics.num_cached_tokens if metrics else 0,
+        "num_virtual_tokens": metrics.num_virtual_tokens if metrics else 0,
+        "num_cached_virtual_tokens": metrics.num_cached_virtual_tokens if metrics else 0,
         "ttft_s": metrics.ttft if metrics else None,
         "mean_itl_s": metrics.mean_itl if metrics else None,
     }

@@ -71,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate.add_argument("--n", type=int, default=1, help="continuations of each prompt (default: %(default)s)")
     generate.add_argument("--seed", type=int, help="makes sampled text repeatable")
     generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end there (repeatable)")
+    generate.add_argument("--with-adapter", metavar="NAME", help="one of those of --adapter (default: the only one)")
     generate.add_argument("--json", action="store_true", help="one JSON object a prompt, with token ids and figures")
     add_engine_flags(generate)
 

@@ -14,6 +14,7 @@ import torch
 import cudaprefill
 from cudaprefill import ops
 from cudaprefill.adapters import AdapterRegistry, AdapterTarget
+from cudaprefill.adapters.files import read_config
 from cudaprefill.config import EngineConfig, check_itl_target, format_bytes
 from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
 from cudaprefill.engine.dry_run import DryRun
@@ -126,6 +127,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         itl_target_ms=DEFAULT_ITL_TARGET[device.type] if target is None else check_itl_target(target),
         token_budget_limit=None if device.type == "cpu" else budget,
     )
+    for folder in config.adapters.values():
+        read_config(Path(folder))  # the rest is checked when the model is there
     threads = config.threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(threads)
     torch.set_num_threads(threads)
