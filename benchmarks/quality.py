@@ -31,7 +31,8 @@ from cudaprefill.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).resolve().with_name("results")
 LOGPROBS_SCRIPT = Path(__file__).resolve().with_name("peers") / "llama_cpp_logprobs.py"
-DTYPES = ("float32", "auto", "bfloat16")  # the first is what the others are compared with
+# dtype and linear_math; the first is what the others are compared with
+FORMATS = (("float32", "auto"), ("auto", "float32"), ("auto", "int8"), ("bfloat16", "auto"))
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,11 @@ def manual_windows(tokenizer: Tokenizer, count: int, length: int) -> list[list[i
     return [tokens[start : start + length] for start in starts]
 
 
-def our_scores(model: Path, dtype: str, windows: list[list[int]]) -> tuple[str, Scores]:
+def our_scores(model: Path, dtype: str, linear_math: str, windows: list[list[int]]) -> tuple[str, Scores]:
     """The name of the format as the engine tells it, and its scores."""
     logprobs: list[float] = []
     best: list[int] = []
-    with LLM(model, dtype=dtype) as llm:
+    with LLM(model, dtype=dtype, linear_math=linear_math) as llm:
         outputs = llm.generate(windows, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1))
         for output in outputs:
             assert output.prompt_logprobs is not None
@@ -71,7 +72,8 @@ def our_scores(model: Path, dtype: str, windows: list[list[int]]) -> tuple[str, 
                 assert told is not None
                 logprobs.append(told[token].logprob)
                 best.append(next(other for other, logprob in told.items() if logprob.rank == 1))
-        return llm.info.dtype, Scores(logprobs, best)
+        activations = "" if llm.info.linear_math == "float32" else f", {llm.info.linear_math} activations"
+        return f"{llm.info.dtype}{activations}", Scores(logprobs, best)
 
 
 def llama_cpp_scores(python: str, model: Path, windows: list[list[int]]) -> Scores:
@@ -109,8 +111,8 @@ def main() -> int:
     windows = manual_windows(Tokenizer.load(model), flags.windows, flags.length)
     reference: Scores | None = None
     found: list[Quality] = []
-    for dtype in DTYPES:
-        name, scores = our_scores(model, dtype, windows)
+    for dtype, linear_math in FORMATS:
+        name, scores = our_scores(model, dtype, linear_math, windows)
         reference = reference or scores
         found.append(quality(f"cudaprefill, {name}", scores, reference))
         print(f"quality: {found[-1].name} done", file=sys.stderr, flush=True)

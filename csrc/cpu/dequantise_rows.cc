@@ -1,11 +1,29 @@
 #include <stdexcept>
 #include <string>
 
-#include "csrc/cpu/block_formats.h"
+#include "csrc/cpu/block_groups.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/parallel.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+namespace {
+
+// One lane of each vector of a group: the others are decoded for nothing, which is fine for an embedding's few rows.
+template <class Format>
+void dequantise_row(const DequantiseRowsParams& params, int64_t row, float* out) {
+  const int64_t num_parts = params.num_columns / kPartElements;
+  const Column column = column_at<Format>(params.groups, params.group_stride, row / Vec::kWidth, num_parts);
+  const int64_t lane = row % Vec::kWidth;
+  for (int64_t part = 0; part < num_parts; ++part) {
+    for_each_element<Format>(column, part, [&](int i, Vec weights) {
+      float values[Vec::kWidth];
+      store(values, weights);
+      out[part * kPartElements + i] = values[lane];
+    });
+  }
+}
+
+}  // namespace
 
 void dequantise_rows(const DequantiseRowsParams& params) {
   with_block_format(params.block_format, [&](auto format) {
@@ -16,8 +34,7 @@ void dequantise_rows(const DequantiseRowsParams& params) {
           throw std::out_of_range("dequantise_rows: row_ids[" + std::to_string(i) + "] is " + std::to_string(row) +
                                   ", but the matrix has " + std::to_string(params.num_matrix_rows) + " rows");
         }
-        decode_row<decltype(format)>(static_cast<const uint8_t*>(params.blocks) + row * params.row_bytes, 0,
-                                     params.num_columns, params.out + i * params.num_columns);
+        dequantise_row<decltype(format)>(params, row, params.out + i * params.num_columns);
       }
     });
   });

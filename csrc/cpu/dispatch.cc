@@ -1,9 +1,13 @@
 #include "csrc/cpu/dispatch.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 #include <cstdlib>
-#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace cudaprefill::cpu {
 
@@ -17,50 +21,76 @@ extern const KernelTable kKernels;
 namespace avx512 {
 extern const KernelTable kKernels;
 }
+namespace avx2_vnni {
+void linear_int8(const LinearParams& params);
+}
+namespace avx512_vnni {
+void linear_int8(const LinearParams& params);
+}
 #endif
 
 namespace {
 
-// From the lowest to the highest.
-constexpr IsaLevel kLevels[] = {
-    {"plain", &plain::kKernels},
 #ifdef __x86_64__
-    {"avx2", &avx2::kKernels},
-    {"avx512", &avx512::kKernels},
-#endif
-};
+// The compiler's cpuid test includes whether the operating system saves the wide registers, but it knows AVX-VNNI only
+// from GCC 13 and Clang 13 on.
+bool has_avx_vnni() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 4 & 1) != 0;
+}
 
-// The compiler's cpuid test includes whether the operating system saves the wide registers.
-int highest_level() {
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+// The kernels of a level with the one that its VNNI instructions make faster.
+KernelTable with_linear_int8(KernelTable kernels, void (*linear_int8)(const LinearParams&)) {
+  kernels.linear_int8 = linear_int8;
+  return kernels;
+}
+#endif
+
+// All levels that run here, from the lowest to the highest.
+std::vector<IsaLevel> levels_of_this_machine() {
+  std::vector<IsaLevel> levels = {{"plain", plain::kKernels}};
 #ifdef __x86_64__
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? 2 : avx2 ? 1 : 0;
-#else
-  return 0;
-#endif
-}
-
-const IsaLevel& choose_level() {
-  const int highest = highest_level();
-  const char* wanted = std::getenv("CUDAPREFILL_CPU_ISA");
-  if (wanted == nullptr || *wanted == '\0') return kLevels[highest];
-  for (int level = 0; level <= highest; ++level) {
-    if (kLevels[level].name == std::string(wanted)) return kLevels[level];
+  if (has_avx2()) levels.push_back({"avx2", avx2::kKernels});
+  if (has_avx2() && has_avx_vnni()) {
+    levels.push_back({"avx2_vnni", with_linear_int8(avx2::kKernels, avx2_vnni::linear_int8)});
   }
-  throw std::runtime_error("CUDAPREFILL_CPU_ISA asks for \"" + std::string(wanted) +
-                           "\", but the highest level of this machine is \"" + kLevels[highest].name +
-                           "\" (levels: plain, avx2, avx512)");
+  if (has_avx512()) levels.push_back({"avx512", avx512::kKernels});
+  if (has_avx512() && __builtin_cpu_supports("avx512vnni")) {
+    levels.push_back({"avx512_vnni", with_linear_int8(avx512::kKernels, avx512_vnni::linear_int8)});
+  }
+#endif
+  return levels;
 }
 
-const KernelTable& kernels() { return *isa_level().kernels; }
+IsaLevel choose_level() {
+  const std::vector<IsaLevel> levels = levels_of_this_machine();
+  const char* wanted = std::getenv("CUDAPREFILL_CPU_ISA");
+  if (wanted == nullptr || *wanted == '\0') return levels.back();
+  std::string names;
+  for (const IsaLevel& level : levels) {
+    if (level.name == std::string(wanted)) return level;
+    names += names.empty() ? level.name : std::string(", ") + level.name;
+  }
+  throw std::runtime_error("CUDAPREFILL_CPU_ISA asks for \"" + std::string(wanted) + "\", but this machine has " +
+                           names);
+}
+
+const KernelTable& kernels() { return isa_level().kernels; }
 
 }  // namespace
 
 const IsaLevel& isa_level() {
-  static const IsaLevel& level = choose_level();
+  static const IsaLevel level = choose_level();
   return level;
 }
 
@@ -72,7 +102,7 @@ void rms_norm(const RmsNormParams& params) { kernels().rms_norm(params); }
 void silu_and_mul(const SiluAndMulParams& params) { kernels().silu_and_mul(params); }
 void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { kernels().gelu_tanh_and_mul(params); }
 void add_lora(const AddLoraParams& params) { kernels().add_lora(params); }
-void linear(const LinearParams& params) { kernels().linear(params); }
+void linear(const LinearParams& params) { params.int8 ? kernels().linear_int8(params) : kernels().linear(params); }
 void dequantise_rows(const DequantiseRowsParams& params) { kernels().dequantise_rows(params); }
 
 }  // namespace cudaprefill::cpu

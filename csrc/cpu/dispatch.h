@@ -7,11 +7,11 @@
 namespace cudaprefill::cpu {
 
 struct IsaLevel {
-  const char* name;  // "plain", "avx2" or "avx512"
-  const KernelTable* kernels;
+  const char* name;  // "plain", "avx2", "avx2_vnni", "avx512" or "avx512_vnni"
+  KernelTable kernels;
 };
 
-// The highest level that runs here, or a lower one that the environment variable CUDAPREFILL_CPU_ISA names. Raises
+// The highest level that runs here, or the one that the environment variable CUDAPREFILL_CPU_ISA names. Raises
 // std::runtime_error when it names an unknown level or one that this machine lacks.
 const IsaLevel& isa_level();
 

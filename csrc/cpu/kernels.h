@@ -18,9 +18,10 @@ void gelu_tanh_and_mul(const GeluTanhAndMulParams& params);
 void copy_blocks(const CopyBlocksParams& params);
 void add_lora(const AddLoraParams& params);
 void linear(const LinearParams& params);
+void group_blocks(const GroupBlocksParams& params);
 void dequantise_rows(const DequantiseRowsParams& params);
 
-// One version of all kernels. Each instruction set level (isa.h) defines one.
+// One version of all kernels. Each instruction set level (isa.h) defines one, or improves on that of another.
 struct KernelTable {
   void (*write_kv)(const WriteKvParams&);
   void (*prefill_attention)(const PrefillAttentionParams&);
@@ -31,6 +32,7 @@ struct KernelTable {
   void (*gelu_tanh_and_mul)(const GeluTanhAndMulParams&);
   void (*add_lora)(const AddLoraParams&);
   void (*linear)(const LinearParams&);
+  void (*linear_int8)(const LinearParams&);
   void (*dequantise_rows)(const DequantiseRowsParams&);
 };
 

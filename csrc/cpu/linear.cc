@@ -17,12 +17,10 @@ namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 // AVX-512 and 118 with AVX2.
 constexpr int64_t kFewRows = CUDAPREFILL_ISA_AVX512 ? 24 : CUDAPREFILL_ISA_AVX2 ? 12 : 64;
 
-// Blocks have to be decoded either way, so tiles come later: with AVX-512 dot products took 0.81 of the time of tiles
-// at 32 rows, 1.0 at 48 and 1.1 at 64.
-constexpr int64_t kFewRowsOfBlocks = CUDAPREFILL_ISA_AVX512 ? 40 : kFewRows;
-
 void linear(const LinearParams& params) {
-  if (params.num_rows <= (params.block_format == BlockFormat::kNone ? kFewRows : kFewRowsOfBlocks)) {
+  if (params.block_format != BlockFormat::kNone) {
+    params.num_rows == 1 ? linear_single_row_of_blocks(params) : linear_many_rows(params);
+  } else if (params.num_rows <= kFewRows) {
     linear_few_rows(params);
   } else {
     linear_many_rows(params);

@@ -1,8 +1,5 @@
 #include <algorithm>
-#include <iterator>
-#include <vector>
 
-#include "csrc/cpu/block_formats.h"
 #include "csrc/cpu/linear_kernels.h"
 #include "csrc/cpu/parallel.h"
 #include "csrc/cpu/simd.h"
@@ -52,36 +49,6 @@ void run_single_row(const LinearParams& params, int64_t first, int64_t last) {
           sums[0] = fma(load_first(weight + k + i, count), load_first(x + k + i, count), sums[0]);
         });
     params.out[output] = sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + bias_of(params, output);
-  }
-}
-
-// Blocks are decoded on the way to the sums: what is read of the memory is what the file holds.
-template <class Format>
-void run_single_row_of_blocks(const LinearParams& params, int64_t first, int64_t last) {
-  constexpr int64_t kUnroll = std::max(1, kSums / kPartVectors);
-  for (int64_t output = first; output < last; ++output) {
-    const uint8_t* row = static_cast<const uint8_t*>(params.weight) + output * params.weight_stride;
-    Vec sums[kUnroll][kPartVectors];
-    for (auto& of_part : sums) std::fill(std::begin(of_part), std::end(of_part), zero());
-    const auto add = [&](int64_t k, Vec(&to)[kPartVectors]) {
-      const uint8_t* block = row + k / block_shape(Format::kFormat).elements * block_shape(Format::kFormat).bytes;
-      prefetch(block + kBytesAhead);
-      Vec values[kPartVectors];
-      Format::decode(block, static_cast<int>(k % block_shape(Format::kFormat).elements / kPartElements), values);
-#pragma GCC unroll 8
-      for (int i = 0; i < kPartVectors; ++i) to[i] = fma(values[i], load(params.x + k + i * Vec::kWidth), to[i]);
-    };
-    int64_t k = 0;
-    for (; k + kUnroll * kPartElements <= params.num_inputs; k += kUnroll * kPartElements) {
-#pragma GCC unroll 2
-      for (int64_t u = 0; u < kUnroll; ++u) add(k + u * kPartElements, sums[u]);
-    }
-    for (; k < params.num_inputs; k += kPartElements) add(k, sums[0]);
-    Vec all = zero();
-    for (const auto& of_part : sums) {
-      for (const Vec& part : of_part) all = all + part;
-    }
-    params.out[output] = sum(all) + bias_of(params, output);
   }
 }
 
@@ -162,27 +129,6 @@ void run_tiles(const LinearParams& params, int64_t first, int64_t last) {
   }
 }
 
-// kOutputs rows of blocks are decoded into the nearest cache, and go on as float32 weights for all rows of x.
-template <class Format>
-void run_tiles_of_blocks(const LinearParams& params, int64_t first, int64_t last) {
-  thread_local std::vector<float> decoded;
-  decoded.resize(kOutputs * params.num_inputs);
-  LinearParams tile = params;
-  tile.weight = decoded.data();
-  tile.weight_stride = params.num_inputs;
-  tile.num_outputs = kOutputs;
-  for (int64_t output = first; output < last; output += kOutputs) {
-    const int64_t count = std::min<int64_t>(kOutputs, last - output);
-    for (int64_t o = 0; o < count; ++o) {
-      decode_row<Format>(static_cast<const uint8_t*>(params.weight) + (output + o) * params.weight_stride, 0,
-                         params.num_inputs, decoded.data() + o * params.num_inputs);
-    }
-    tile.out = params.out + output;
-    tile.bias = params.bias == nullptr ? nullptr : params.bias + output;
-    run_row_groups<float>(tile, 0, count);
-  }
-}
-
 // Calls run(first, last) for the outputs of each item; a row of the weights has `row_bytes`.
 template <class Run>
 void run_items(const LinearParams& params, int64_t row_bytes, const Run& run) {
@@ -196,17 +142,6 @@ void run_items(const LinearParams& params, int64_t row_bytes, const Run& run) {
 }  // namespace
 
 void linear_few_rows(const LinearParams& params) {
-  if (params.block_format != BlockFormat::kNone) {
-    const BlockShape shape = block_shape(params.block_format);
-    with_block_format(params.block_format, [&](auto format) {
-      using Format = decltype(format);
-      run_items(params, params.num_inputs / shape.elements * shape.bytes, [&](int64_t first, int64_t last) {
-        params.num_rows == 1 ? run_single_row_of_blocks<Format>(params, first, last)
-                             : run_tiles_of_blocks<Format>(params, first, last);
-      });
-    });
-    return;
-  }
   with_element_type(params.weight_dtype, [&](auto w) {
     using Weight = decltype(w);
     run_items(params, params.num_inputs * static_cast<int64_t>(sizeof(Weight)), [&](int64_t first, int64_t last) {

@@ -1,4 +1,4 @@
-// The two ways to multiply by a weight matrix; linear.cc chooses.
+// The ways to multiply by a weight matrix; linear.cc chooses.
 #pragma once
 
 #include "csrc/cpu/isa.h"
@@ -11,5 +11,8 @@ void linear_few_rows(const LinearParams& params);
 
 // Packs blocks of the weights into tiles that stay in the caches while all rows pass by: bound by arithmetic.
 void linear_many_rows(const LinearParams& params);
+
+// Of weights in groups of blocks: a single row of x.
+void linear_single_row_of_blocks(const LinearParams& params);
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "csrc/cpu/block_formats.h"
+#include "csrc/cpu/block_groups.h"
 #include "csrc/cpu/linear_kernels.h"
 #include "csrc/cpu/parallel.h"
 #include "csrc/cpu/simd.h"
@@ -57,17 +57,21 @@ void pack_panel(const Weight* weights, int64_t stride, int64_t count, int64_t in
   }
 }
 
-// The weights of a call as pack_panel wants them. `Source` says what they are stored as: an element type, or a format
-// of blocks, which are decoded first.
+// The weights of a call in the same form. `Source` says what they are stored as: an element type, or a format of
+// blocks.
 template <class Source>
 void pack_weights(const LinearParams& params, int64_t output, int64_t count, int64_t k, int64_t inputs, float* panel) {
   if constexpr (requires { Source::kFormat; }) {
-    thread_local const std::unique_ptr<float[]> decoded(new float[kTileOutputs * kBlockInputs]);
-    for (int64_t o = 0; o < count; ++o) {
-      decode_row<Source>(static_cast<const uint8_t*>(params.weight) + (output + o) * params.weight_stride, k,
-                         k + inputs, decoded.get() + o * inputs);
+    for (int first = 0; first < kTileOutputs; first += Vec::kWidth) {
+      const int64_t exists = std::min<int64_t>(output + first, params.num_outputs - 1);
+      const Column column = column_at<Source>(static_cast<const uint8_t*>(params.weight), params.weight_stride,
+                                              exists / Vec::kWidth, params.num_inputs / kPartElements);
+      float* to = panel + first;
+      for (int64_t part = k / kPartElements; part < (k + inputs) / kPartElements; ++part) {
+        for_each_element<Source>(column, part, [&](int i, Vec weights) { store(to + i * kTileOutputs, weights); });
+        to += kPartElements * kTileOutputs;
+      }
     }
-    pack_panel(static_cast<const float*>(decoded.get()), inputs, count, inputs, panel);
   } else {
     pack_panel(static_cast<const Source*>(params.weight) + output * params.weight_stride + k, params.weight_stride,
                count, inputs, panel);
@@ -86,11 +90,12 @@ struct Panel {
   const float* bias;  // at the panel's first output, or null
 };
 
-// What the sums from output `first` of the panel on are added to: those over the earlier inputs, or the bias.
-template <class Load>
-CUDAPREFILL_INLINE Vec before(const Panel& panel, const float* out, int64_t first, const Load& load_some) {
-  if (!panel.first_inputs) return load_some(out);
-  return panel.bias == nullptr ? zero() : load_some(panel.bias + first);
+// What the sums from output `first` of the panel on begin with: those over the earlier inputs, or the bias. So each sum
+// is one chain through all inputs, however these are cut.
+CUDAPREFILL_INLINE Vec before(const Panel& panel, const float* out, int first) {
+  const float* from = panel.first_inputs ? panel.bias + first : out + first;
+  if ((panel.first_inputs && panel.bias == nullptr) || first >= panel.count) return zero();
+  return first + Vec::kWidth <= panel.count ? load(from) : load_first(from, static_cast<int>(panel.count - first));
 }
 
 template <int kRows>
@@ -101,7 +106,9 @@ void run_tile(const Panel& panel, int64_t row) {
   for (int m = 0; m < kRows; ++m) {
     x[m] = panel.x + (row + m) * panel.x_stride;
 #pragma GCC unroll 4
-    for (int v = 0; v < kTileVectors; ++v) sums[m][v] = zero();
+    for (int v = 0; v < kTileVectors; ++v) {
+      sums[m][v] = before(panel, panel.out + (row + m) * panel.out_stride, v * Vec::kWidth);
+    }
   }
   const float* at = panel.data;
   for (int64_t k = 0; k < panel.inputs; ++k, at += kTileOutputs) {
@@ -119,14 +126,12 @@ void run_tile(const Panel& panel, int64_t row) {
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVectors; ++v) {
-      const int64_t first = v * Vec::kWidth;
+      const int first = v * Vec::kWidth;
       float* out = panel.out + (row + m) * panel.out_stride + first;
       if (first + Vec::kWidth <= panel.count) {
-        store(out, sums[m][v] + before(panel, out, first, [](const float* from) { return load(from); }));
+        store(out, sums[m][v]);
       } else if (first < panel.count) {
-        const int count = static_cast<int>(panel.count - first);
-        const auto load_some = [&](const float* from) { return load_first(from, count); };
-        store_first(out, sums[m][v] + before(panel, out, first, load_some), count);
+        store_first(out, sums[m][v], static_cast<int>(panel.count - first));
       }
     }
   }

@@ -35,14 +35,19 @@ ops::Tensor linear_op(const ops::Tensor& x, const ops::Tensor& weight, const std
   return run_linear(ops::linear_params(x, weight, bias), x);
 }
 
-ops::Tensor linear_blocks_op(const ops::Tensor& x, const ops::Tensor& blocks, int64_t block_format,
-                             const std::optional<ops::Tensor>& bias) {
-  return run_linear(ops::linear_blocks_params(x, blocks, block_format, bias), x);
+ops::Tensor linear_blocks_op(const ops::Tensor& x, const ops::Tensor& groups, int64_t block_format, int64_t num_outputs,
+                             const std::optional<ops::Tensor>& bias, bool int8) {
+  return run_linear(ops::linear_blocks_params(x, groups, block_format, num_outputs, bias, int8), x);
 }
 
-ops::Tensor dequantise_rows_op(const ops::Tensor& blocks, int64_t block_format, const ops::Tensor& row_ids) {
-  DequantiseRowsParams params = ops::dequantise_rows_params(blocks, block_format, row_ids);
-  ops::Tensor out = ops::empty_float_matrix(params.num_rows, params.num_columns, blocks);
+void group_blocks_op(const ops::Tensor& blocks, int64_t block_format, const ops::Tensor& groups) {
+  cpu::group_blocks(ops::group_blocks_params(blocks, block_format, groups));
+}
+
+ops::Tensor dequantise_rows_op(const ops::Tensor& groups, int64_t block_format, int64_t num_rows, int64_t num_columns,
+                               const ops::Tensor& row_ids) {
+  DequantiseRowsParams params = ops::dequantise_rows_params(groups, block_format, num_rows, num_columns, row_ids);
+  ops::Tensor out = ops::empty_float_matrix(params.num_rows, params.num_columns, groups);
   params.out = static_cast<float*>(out.data_ptr());
   cpu::dequantise_rows(params);
   return out;
@@ -56,6 +61,7 @@ std::string cpu_isa_op() { return isa_level().name; }
 STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CPU, m) {
   cudaprefill::ops::register_ops<cudaprefill::cpu::CpuBackend>(m);
   m.impl("linear", TORCH_BOX(&cudaprefill::cpu::linear_op));
+  m.impl("group_blocks", TORCH_BOX(&cudaprefill::cpu::group_blocks_op));
   m.impl("linear_blocks", TORCH_BOX(&cudaprefill::cpu::linear_blocks_op));
   m.impl("dequantise_rows", TORCH_BOX(&cudaprefill::cpu::dequantise_rows_op));
 }

@@ -33,9 +33,12 @@ RmsNormParams add_rms_norm_params(const Tensor& x, const Tensor& residual, const
 SiluAndMulParams silu_and_mul_params(const Tensor& x);
 GeluTanhAndMulParams gelu_tanh_and_mul_params(const Tensor& x);
 LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
-LinearParams linear_blocks_params(const Tensor& x, const Tensor& blocks, int64_t block_format,
-                                  const std::optional<Tensor>& bias);
-DequantiseRowsParams dequantise_rows_params(const Tensor& blocks, int64_t block_format, const Tensor& row_ids);
+LinearParams linear_blocks_params(const Tensor& x, const Tensor& groups, int64_t block_format, int64_t num_outputs,
+                                  const std::optional<Tensor>& bias, bool int8);
+DequantiseRowsParams dequantise_rows_params(const Tensor& groups, int64_t block_format, int64_t num_rows,
+                                            int64_t num_columns, const Tensor& row_ids);
+
+GroupBlocksParams group_blocks_params(const Tensor& blocks, int64_t block_format, const Tensor& groups);
 
 AddLoraParams add_lora_params(const Tensor& out, const Tensor& x, const Tensor& row_ids, const Tensor& row_starts,
                               const Tensor& parts, const Tensor& scales);

@@ -1,4 +1,4 @@
-// The argument checks of `linear`, whose weights are floats, and of the ops on weights in blocks.
+// The argument checks of `linear`, whose weights are floats, and of the ops on weights in groups of blocks.
 #include "csrc/ops/checks.h"
 
 namespace cudaprefill::ops {
@@ -8,11 +8,11 @@ constexpr int64_t kAny = TensorArg::kAny;
 namespace {
 
 // What is the same whatever the weights are stored as.
-void fill_linear(const char* op, LinearParams& params, const TensorArg& x, const TensorArg& weight,
+void fill_linear(const char* op, LinearParams& params, const TensorArg& x, const TensorArg& weight, int64_t num_outputs,
                  const std::optional<Tensor>& bias) {
   if (bias) {
     params.bias = static_cast<const float*>(TensorArg(op, "bias", *bias)
-                                                .expect_shape("[num_outputs]", {weight.size(0)})
+                                                .expect_shape("[num_outputs]", {num_outputs})
                                                 .expect_float32()
                                                 .expect_device_of(x)
                                                 .expect_contiguous()
@@ -22,7 +22,7 @@ void fill_linear(const char* op, LinearParams& params, const TensorArg& x, const
   params.weight = weight.data();
   params.num_rows = x.size(0);
   params.num_inputs = x.size(1);
-  params.num_outputs = weight.size(0);
+  params.num_outputs = num_outputs;
   params.x_stride = x.stride(0);
   params.weight_stride = weight.stride(0);
 }
@@ -33,6 +33,25 @@ BlockFormat expect_block_format(const char* op, int64_t number) {
     if (static_cast<int64_t>(format) == number) return format;
   }
   fail(op, ": block_format must be 2 (Q4_0), 3 (Q4_1), 8 (Q8_0), 12 (Q4_K) or 14 (Q6_K), got ", number);
+}
+
+// The groups of blocks of a matrix.
+const TensorArg& expect_groups(const char* op, const TensorArg& groups, BlockFormat format, int64_t num_rows,
+                               int64_t num_columns) {
+  const BlockShape shape = block_shape(format);
+  if (num_columns % shape.elements != 0) {
+    fail(op, ": a row has ", num_columns, " elements, but blocks hold ", shape.elements, " of them each");
+  }
+  return groups
+      .expect_shape("[num_rows / 16 rounded up, bytes of a group]",
+                    {(num_rows + kGroupRows - 1) / kGroupRows, group_bytes(format, num_columns)})
+      .expect_uint8()
+      .expect_contiguous_last_dim();
+}
+
+int64_t expect_count(const char* op, const char* name, int64_t value) {
+  if (value < 0) fail(op, ": ", name, " must be at least 0, got ", value);
+  return value;
 }
 
 }  // namespace
@@ -47,47 +66,58 @@ LinearParams linear_params(const Tensor& x_tensor, const Tensor& weight_tensor,
                             .expect_device_of(x)
                             .expect_contiguous_last_dim()
                             .expect_floating();
-  fill_linear(op, params, x, weight, bias_tensor);
+  fill_linear(op, params, x, weight, weight.size(0), bias_tensor);
   return params;
 }
 
-LinearParams linear_blocks_params(const Tensor& x_tensor, const Tensor& blocks_tensor, int64_t block_format,
-                                  const std::optional<Tensor>& bias_tensor) {
+LinearParams linear_blocks_params(const Tensor& x_tensor, const Tensor& groups_tensor, int64_t block_format,
+                                  int64_t num_outputs, const std::optional<Tensor>& bias_tensor, bool int8) {
   constexpr const char* op = "linear_blocks";
-  const TensorArg x(op, "x", x_tensor), blocks(op, "blocks", blocks_tensor);
+  const TensorArg x(op, "x", x_tensor), groups(op, "groups", groups_tensor);
   LinearParams params{};
   params.block_format = expect_block_format(op, block_format);
+  params.int8 = int8;
   x.expect_shape("[rows, num_inputs]", {kAny, kAny}).expect_float32().expect_contiguous_last_dim();
-  const BlockShape shape = block_shape(params.block_format);
-  if (x.size(1) % shape.elements != 0) {
-    fail(op, ": x has ", x.size(1), " columns, but blocks hold ", shape.elements, " elements of a row each");
-  }
-  blocks.expect_shape("[num_outputs, bytes of num_inputs elements]", {kAny, x.size(1) / shape.elements * shape.bytes})
-      .expect_uint8()
-      .expect_device_of(x)
-      .expect_contiguous_last_dim();
-  fill_linear(op, params, x, blocks, bias_tensor);
+  expect_groups(op, groups, params.block_format, expect_count(op, "num_outputs", num_outputs), x.size(1))
+      .expect_device_of(x);
+  fill_linear(op, params, x, groups, num_outputs, bias_tensor);
   return params;
 }
 
-DequantiseRowsParams dequantise_rows_params(const Tensor& blocks_tensor, int64_t block_format,
-                                            const Tensor& row_ids_tensor) {
-  constexpr const char* op = "dequantise_rows";
-  const TensorArg blocks(op, "blocks", blocks_tensor), row_ids(op, "row_ids", row_ids_tensor);
-  DequantiseRowsParams params{};
+GroupBlocksParams group_blocks_params(const Tensor& blocks_tensor, int64_t block_format, const Tensor& groups_tensor) {
+  constexpr const char* op = "group_blocks";
+  const TensorArg blocks(op, "blocks", blocks_tensor), groups(op, "groups", groups_tensor);
+  GroupBlocksParams params{};
   params.block_format = expect_block_format(op, block_format);
   const BlockShape shape = block_shape(params.block_format);
   blocks.expect_shape("[rows, bytes]", {kAny, kAny}).expect_uint8().expect_contiguous_last_dim();
   if (blocks.size(1) % shape.bytes != 0) {
     fail(op, ": blocks has rows of ", blocks.size(1), " bytes, which must be whole blocks of ", shape.bytes);
   }
-  row_ids.expect_shape("[rows]", {kAny}).expect_int64().expect_device_of(blocks).expect_contiguous();
-  params.blocks = blocks.data();
+  params.num_rows = blocks.size(0);
+  params.num_inputs = blocks.size(1) / shape.bytes * shape.elements;
+  expect_groups(op, groups, params.block_format, params.num_rows, params.num_inputs).expect_device_of(blocks);
+  params.blocks = static_cast<const uint8_t*>(blocks.data());
+  params.groups = static_cast<uint8_t*>(groups.data());
+  params.block_stride = blocks.stride(0);
+  params.group_stride = groups.stride(0);
+  return params;
+}
+
+DequantiseRowsParams dequantise_rows_params(const Tensor& groups_tensor, int64_t block_format, int64_t num_rows,
+                                            int64_t num_columns, const Tensor& row_ids_tensor) {
+  constexpr const char* op = "dequantise_rows";
+  const TensorArg groups(op, "groups", groups_tensor), row_ids(op, "row_ids", row_ids_tensor);
+  DequantiseRowsParams params{};
+  params.block_format = expect_block_format(op, block_format);
+  params.num_matrix_rows = expect_count(op, "num_rows", num_rows);
+  params.num_columns = expect_count(op, "num_columns", num_columns);
+  expect_groups(op, groups, params.block_format, num_rows, num_columns);
+  row_ids.expect_shape("[rows]", {kAny}).expect_int64().expect_device_of(groups).expect_contiguous();
+  params.groups = static_cast<const uint8_t*>(groups.data());
   params.row_ids = static_cast<const int64_t*>(row_ids.data());
   params.num_rows = row_ids.size(0);
-  params.num_columns = blocks.size(1) / shape.bytes * shape.elements;
-  params.num_matrix_rows = blocks.size(0);
-  params.row_bytes = blocks.stride(0);
+  params.group_stride = groups.stride(0);
   return params;
 }
 

@@ -121,7 +121,7 @@ struct CopyBlocksParams {
   DType kv_dtype;
 };
 
-// Quantised weights as GGUF files hold them; csrc/cpu/block_formats.h draws the blocks. The values are GGUF's own.
+// Quantised weights in the blocks of GGUF files; csrc/cpu/gguf_blocks.h draws them. The values are GGUF's own.
 enum class BlockFormat : int32_t { kNone = -1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kQ4_K = 12, kQ6_K = 14 };
 
 struct BlockShape {
@@ -146,16 +146,34 @@ constexpr BlockShape block_shape(BlockFormat format) {
   return {1, 0};
 }
 
+// The CPU kernels keep kGroupRows rows of blocks as one group, element by element side by side, which takes the bytes
+// of the blocks but for Q4_K; csrc/cpu/block_groups.h draws it.
+constexpr int64_t kGroupRows = 16;
+
+constexpr int64_t group_bytes(BlockFormat format, int64_t num_inputs) {
+  const BlockShape shape = block_shape(format);
+  return kGroupRows * (num_inputs / shape.elements) * (format == BlockFormat::kQ4_K ? 148 : shape.bytes);
+}
+
+// groups = the rows of `blocks`, rearranged; the rows that the last group lacks become zeros
+struct GroupBlocksParams {
+  const uint8_t* blocks;                                     // [num_rows, bytes of num_inputs elements]
+  uint8_t* groups;                                           // [num_rows / kGroupRows, rounded up, group_bytes]
+  int64_t num_rows, num_inputs, block_stride, group_stride;  // bytes
+  BlockFormat block_format;
+};
+
 // out = x @ weight^T + bias; x, bias and out are float32.
 struct LinearParams {
   const float* x;
-  const void* weight;  // [num_outputs, num_inputs] of weight_dtype, or rows of blocks
+  const void* weight;  // [num_outputs, num_inputs] of weight_dtype, or groups of blocks
   const float* bias;   // [num_outputs], or null
   float* out;
   int64_t num_rows, num_inputs, num_outputs;
-  int64_t x_stride, weight_stride, out_stride;  // weight_stride: elements, or bytes of a row of blocks
+  int64_t x_stride, weight_stride, out_stride;  // weight_stride: elements, or bytes of a group
   DType weight_dtype;
   BlockFormat block_format = BlockFormat::kNone;
+  bool int8 = false;  // x is rounded to 8 bits for each 32 inputs, and multiplied with blocks as integers
 };
 
 // A low-rank product of one adapter, as a row of a table of int64:
@@ -187,12 +205,12 @@ struct AddLoraParams {
   DType dtype;  // of x and out
 };
 
-// out[i] = row row_ids[i] of the matrix that `blocks` holds
+// out[i] = row row_ids[i] of the matrix that `groups` hold
 struct DequantiseRowsParams {
-  const void* blocks;  // [num_matrix_rows, row bytes]
+  const uint8_t* groups;
   const int64_t* row_ids;
   float* out;  // [num_rows, num_columns]
-  int64_t num_rows, num_columns, num_matrix_rows, row_bytes;
+  int64_t num_rows, num_columns, num_matrix_rows, group_stride;
   BlockFormat block_format;
 };
 

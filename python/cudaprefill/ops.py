@@ -213,43 +213,67 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class BlockFormat(NamedTuple):
-    """How a GGUF file stores runs of a row's elements; csrc/cpu/block_formats.h draws them."""
+    """How a GGUF file stores runs of a row's elements; csrc/cpu/gguf_blocks.h draws them."""
 
     name: str
     elements: int
     num_bytes: int
+    group_bytes: int  # of as many elements of each of `GROUP_ROWS` rows
 
+    def groups_shape(self, num_rows: int, num_columns: int) -> tuple[int, int]:
+        """Of a matrix's groups: [groups, bytes of one]."""
+        return -(-num_rows // GROUP_ROWS), num_columns // self.elements * self.group_bytes
+
+
+# The CPU kernels want so many rows of blocks side by side; csrc/cpu/block_groups.h draws such a group.
+GROUP_ROWS = 16
 
 # Those that `linear_blocks` multiplies by, under GGUF's own numbers.
 BLOCK_FORMATS = {
-    2: BlockFormat("Q4_0", 32, 18),
-    3: BlockFormat("Q4_1", 32, 20),
-    8: BlockFormat("Q8_0", 32, 34),
-    12: BlockFormat("Q4_K", 256, 144),
-    14: BlockFormat("Q6_K", 256, 210),
+    2: BlockFormat("Q4_0", 32, 18, 16 * 18),
+    3: BlockFormat("Q4_1", 32, 20, 16 * 20),
+    8: BlockFormat("Q8_0", 32, 34, 16 * 34),
+    12: BlockFormat("Q4_K", 256, 144, 16 * 148),
+    14: BlockFormat("Q6_K", 256, 210, 16 * 210),
 }
 
 
 @_op
-def linear_blocks(x: Tensor, blocks: Tensor, block_format: int, bias: Tensor | None = None) -> Tensor:
-    """``x @ W.T + bias`` in float32 for a weight W [L, K] in the blocks of a GGUF file, on the CPU alone.
+def group_blocks(blocks: Tensor, block_format: int, groups: Tensor) -> None:
+    """Rearranges the blocks of a GGUF file's matrix into groups of rows, on the CPU alone.
 
-    x: [T, K] float32; blocks: [L, bytes of K elements] uint8; block_format: a key of `BLOCK_FORMATS`; bias: [L] float32
-    -> [T, L] float32. The values of W are those that `dequantise_rows` gives; they exist in registers and caches only.
+    blocks: [L, bytes of K elements] uint8; block_format: a key of `BLOCK_FORMATS`; groups: uint8 of the format's
+    ``groups_shape(L, K)``, written.
     """
-    return x.new_empty(x.shape[0], blocks.shape[0])
 
 
 @_op
-def dequantise_rows(blocks: Tensor, block_format: int, row_ids: Tensor) -> Tensor:
-    """Rows of a matrix in blocks, on the CPU alone. blocks: [L, bytes of K elements]; row_ids: [R] int64 -> [R, K]."""
-    form = BLOCK_FORMATS[block_format]
-    num_columns = blocks.shape[1] // form.num_bytes * form.elements
-    return blocks.new_empty((row_ids.shape[0], num_columns), dtype=torch.float32)
+def linear_blocks(
+    x: Tensor, groups: Tensor, block_format: int, num_outputs: int, bias: Tensor | None = None, int8: bool = False
+) -> Tensor:
+    """``x @ W.T + bias`` for a weight W [L, K] in groups of blocks, on the CPU alone.
+
+    x: [T, K] float32; groups: what `group_blocks` made of L rows; num_outputs: L; bias: [L] float32 -> [T, L] float32.
+    The values of W are those that `dequantise_rows` gives; they exist in registers and caches only.
+
+    int8: the activations are rounded to 8 bits, each 32 with a scale of their own (largest / 127), and multiplied with
+    the numbers of the blocks as integers. Either way a row of the result depends on that row of x alone, to the bit:
+    not on the number of rows or threads.
+    """
+    return x.new_empty(x.shape[0], num_outputs)
+
+
+@_op
+def dequantise_rows(groups: Tensor, block_format: int, num_rows: int, num_columns: int, row_ids: Tensor) -> Tensor:
+    """Rows of a matrix [num_rows, num_columns] in groups of blocks, on the CPU alone.
+
+    row_ids: [R] int64 -> [R, num_columns] float32.
+    """
+    return groups.new_empty((row_ids.shape[0], num_columns), dtype=torch.float32)
 
 
 def cpu_isa() -> str:
-    """The level of the CPU kernels that this process runs: "plain", "avx2" or "avx512".
+    """The level of the CPU kernels that this process runs: plain, avx2, avx2_vnni, avx512 or avx512_vnni.
 
     The highest that the machine offers, unless the environment variable ``CUDAPREFILL_CPU_ISA`` names a lower one;
     ``RuntimeError`` if it names one that is unknown or missing here.

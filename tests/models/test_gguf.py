@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from cudaprefill import ops
 from cudaprefill.models import (
     UnsupportedModelError,
     WeightsError,
@@ -95,15 +96,36 @@ def test_matrices_that_are_fused_may_be_stored_in_different_formats(
 
 
 def test_blocks_take_the_memory_that_the_file_takes(tmp_path: Path) -> None:
+    """But for the vocabulary, whose rows are rounded up to groups."""
     reference = tiny_model("llama", intermediate_size=128)
     write_gguf(tmp_path / "model.gguf", reference, Quantisation.Q4_1)
     decoder = load_model(tmp_path / "model.gguf")
     matrices = [decoder.weights.embedding, decoder.weights.lm_head]
     for layer in decoder.weights.layers:
         matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
-    stored = {t.name: t.rows.nbytes for t in GgufFile(tmp_path / "model.gguf").tensors.values() if len(t.shape) == 2}
-    assert sum(matrix.num_bytes for matrix in matrices if isinstance(matrix, BlockMatrix)) == sum(stored.values())
+    stored = [t.rows for t in GgufFile(tmp_path / "model.gguf").tensors.values() if len(t.shape) == 2]
+    in_groups = sum(-(-len(rows) // ops.GROUP_ROWS) * ops.GROUP_ROWS * rows.shape[1] for rows in stored)
+    assert sum(matrix.num_bytes for matrix in matrices if isinstance(matrix, BlockMatrix)) == in_groups
+    assert in_groups < 1.02 * sum(rows.nbytes for rows in stored)
     assert decoder.weight_format == "Q4_1"
+
+
+def test_activations_of_8_bits_give_nearly_the_same_logits(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", tiny_model("llama", intermediate_size=128), Quantisation.Q4_1)
+    exact, rounded = (logits_of(tmp_path / "model.gguf", linear_math=math) for math in ("float32", "int8"))
+    assert 1e-4 < (rounded - exact).norm() / exact.norm() < 0.05
+    assert load_model(tmp_path / "model.gguf", linear_math="int8").linear_math == "int8"
+
+
+def test_8_bits_are_refused_where_no_weight_is_in_blocks(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", save_tiny_model(tmp_path, "llama", intermediate_size=128), Quantisation.Q4_1)
+    wrong = "linear_math is int8, but no weight is kept in blocks: "
+    with pytest.raises(ValueError, match=f"{wrong}.* with dtype auto on cpu"):
+        load_model(tmp_path, linear_math="int8")
+    with pytest.raises(ValueError, match=f"{wrong}model.gguf with dtype bfloat16 on cpu"):
+        load_model(tmp_path / "model.gguf", dtype="bfloat16", linear_math="int8")
+    with pytest.raises(ValueError, match="linear_math must be one of auto, float32, int8, got 'int4'"):
+        load_model(tmp_path, linear_math="int4")
 
 
 def quantised_logits(reference: Any, kind_of: Callable[[str], Quantisation]) -> torch.Tensor:

@@ -26,6 +26,15 @@ def random_blocks(block_format: int, num_rows: int, num_columns: int, seed: int 
     return torch.from_numpy(blocks.reshape(num_rows, num_columns // form.elements * form.num_bytes))
 
 
+def groups_of(blocks: Tensor, block_format: int) -> Tensor:
+    """The blocks as the kernels read them."""
+    form = ops.BLOCK_FORMATS[block_format]
+    num_columns = blocks.shape[1] // form.num_bytes * form.elements
+    groups = torch.full(form.groups_shape(blocks.shape[0], num_columns), 0xFF, dtype=torch.uint8)
+    ops.group_blocks(blocks, block_format, groups)
+    return groups
+
+
 def values_of(blocks: Tensor, block_format: int) -> Tensor:
     """The matrix as the gguf package dequantises it, float32."""
     if blocks.numel() == 0:

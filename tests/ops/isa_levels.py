@@ -9,14 +9,23 @@ from pathlib import Path
 
 from cudaprefill import ops
 
-ISA_LEVELS = ["plain", "avx2", "avx512"]
+ISA_LEVELS = ["plain", "avx2", "avx2_vnni", "avx512", "avx512_vnni"]
+VNNI = "_vnni"  # of two levels that differ in this, the products of integers differ and nothing else
 
 
 def lower_isa_levels() -> list[str]:
-    """The levels below this machine's highest; none where this process was told which one to use."""
+    """The levels below this machine's highest that it has; none where this process was told which one to use."""
     if os.environ.get("CUDAPREFILL_CPU_ISA"):
         return []
-    return ISA_LEVELS[: ISA_LEVELS.index(ops.cpu_isa())]
+    has_avx_vnni = "avx_vnni" in Path("/proc/cpuinfo").read_text().split()
+    below = ISA_LEVELS[: ISA_LEVELS.index(ops.cpu_isa())]
+    return [level for level in below if level != "avx2_vnni" or has_avx_vnni]
+
+
+def lower_float_levels() -> list[str]:
+    """Of these the ones that differ in more than the products of integers."""
+    own = ops.cpu_isa().removesuffix(VNNI)
+    return [level for level in lower_isa_levels() if not level.endswith(VNNI) and level != own]
 
 
 def run_at_isa_level(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:

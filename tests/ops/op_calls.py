@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cudaprefill.ops import LoraPart, lora_parts, lora_tiles
-from tests.ops.block_matrices import random_blocks
+from tests.ops.block_matrices import groups_of, random_blocks
 
 T, B, HQ, HKV, D, N, S, M = 5, 2, 6, 2, 64, 8, 16, 3
 
@@ -69,15 +69,24 @@ def right_arguments(op: str) -> dict[str, Any]:
             "scales": _LORA[1].clone(),
         },
         "linear": {"x": torch.randn(T, 48), "weight": torch.randn(20, 48), "bias": torch.randn(20)},
+        "group_blocks": {
+            "blocks": random_blocks(3, 20, 64),
+            "block_format": 3,
+            "groups": torch.zeros(2, 640, dtype=torch.uint8),
+        },
         "linear_blocks": {
             "x": torch.randn(T, 64),
-            "blocks": random_blocks(3, 20, 64),
+            "groups": groups_of(random_blocks(3, 20, 64), 3),
             "block_format": 3,
+            "num_outputs": 20,
             "bias": torch.randn(20),
+            "int8": False,
         },
         "dequantise_rows": {
-            "blocks": random_blocks(3, 20, 64),
+            "groups": groups_of(random_blocks(3, 20, 64), 3),
             "block_format": 3,
+            "num_rows": 20,
+            "num_columns": 64,
             "row_ids": torch.tensor([19, 0, 5]),
         },
     }[op]
@@ -95,6 +104,7 @@ OPS = [
     "copy_blocks",
     "add_lora",
     "linear",
+    "group_blocks",
     "linear_blocks",
     "dequantise_rows",
 ]

@@ -1,4 +1,4 @@
-"""linear_blocks and dequantise_rows against the gguf package's own dequantisation and float64."""
+"""linear_blocks in float32 and dequantise_rows against the gguf package's own dequantisation and float64."""
 
 from __future__ import annotations
 
@@ -8,29 +8,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from cudaprefill import ops
 from tests.ops import reference
-from tests.ops.block_matrices import FORMATS, random_blocks, values_of
+from tests.ops.block_matrices import FORMATS, groups_of, random_blocks, values_of
+from tests.ops.op_calls import right_arguments
 
 
-def check(num_rows: int, blocks: torch.Tensor, block_format: int, bias: torch.Tensor | None) -> None:
+def product(x: Tensor, blocks: Tensor, block_format: int, bias: Tensor | None = None) -> Tensor:
+    return ops.linear_blocks(x, groups_of(blocks, block_format), block_format, blocks.shape[0], bias)
+
+
+def check(num_rows: int, blocks: Tensor, block_format: int, bias: Tensor | None) -> None:
     """The error is a few roundings of the sum of the absolute values of all terms; a term that is lost is far more."""
     weight = values_of(blocks, block_format)
     x = torch.randn(num_rows, weight.shape[1])
-    error = (
-        ops.linear_blocks(x, blocks, block_format, bias).double() - reference.linear(x, weight, bias, torch.float64)
-    ).norm()
+    out = product(x, blocks, block_format, bias)
+    error = (out.double() - reference.linear(x, weight, bias, torch.float64)).norm()
     terms = reference.linear(x.abs(), weight.abs(), bias.abs() if bias is not None else None, torch.float64)
     assert error <= 4 * torch.finfo(torch.float32).eps * terms.norm()
 
 
 @pytest.mark.parametrize("block_format", FORMATS)
-def test_dequantised_rows_are_those_of_the_gguf_package(block_format: int) -> None:
-    blocks = random_blocks(block_format, 40, 768)
-    row_ids = torch.tensor([39, 0, 7, 7, 12])
+@pytest.mark.parametrize("num_rows", [1, 16, 40, 47])
+def test_dequantised_rows_are_those_of_the_gguf_package(block_format: int, num_rows: int) -> None:
+    blocks = random_blocks(block_format, num_rows, 768)
+    row_ids = torch.tensor([num_rows - 1, 0, num_rows // 2, num_rows // 2, num_rows // 3])
     torch.testing.assert_close(
-        ops.dequantise_rows(blocks, block_format, row_ids),
+        ops.dequantise_rows(groups_of(blocks, block_format), block_format, num_rows, 768, row_ids),
         values_of(blocks, block_format)[row_ids],
         rtol=3e-7,
         atol=1e-9,
@@ -59,15 +65,25 @@ def test_any_size(num_rows: int, num_parts: int, num_outputs: int, block_format:
     check(num_rows, blocks, block_format, torch.randn(num_outputs) if has_bias else None)
 
 
+@pytest.mark.parametrize("block_format", FORMATS)
+@pytest.mark.parametrize("num_inputs", [256, 1536])
+def test_a_row_gives_the_same_bits_in_any_company(block_format: int, num_inputs: int) -> None:
+    blocks = random_blocks(block_format, 150, num_inputs)
+    x, bias = torch.randn(70, num_inputs), torch.randn(150)
+    together = product(x, blocks, block_format, bias)
+    for count in (1, 2, 9, 33):
+        assert torch.equal(product(x[:count], blocks, block_format, bias), together[:count])
+
+
 @pytest.mark.parametrize("num_rows", [1, 5, 30, 200])
 def test_the_number_of_threads_changes_nothing(num_rows: int) -> None:
     x, blocks = torch.randn(num_rows, 576), random_blocks(3, 960, 576)
     threads = ops.num_threads()
-    out = ops.linear_blocks(x, blocks, 3)
+    out = product(x, blocks, 3)
     try:
         for count in (1, 3, 8):
             ops.set_num_threads(count)
-            assert torch.equal(ops.linear_blocks(x, blocks, 3), out)
+            assert torch.equal(product(x, blocks, 3), out)
     finally:
         ops.set_num_threads(threads)
 
@@ -75,37 +91,50 @@ def test_the_number_of_threads_changes_nothing(num_rows: int) -> None:
 @pytest.mark.parametrize("num_rows", [2, 5, 30, 100])
 def test_a_row_of_nan_harms_no_other(num_rows: int) -> None:
     x, blocks = torch.randn(num_rows, 64), random_blocks(8, 50, 64)
-    expected = ops.linear_blocks(x, blocks, 8)
+    expected = product(x, blocks, 8)
     x[-1] = math.nan
-    out = ops.linear_blocks(x, blocks, 8)
+    out = product(x, blocks, 8)
     assert torch.equal(out[:-1], expected[:-1])
     assert out[-1].isnan().all()
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 5, 30])
-def test_rows_that_do_not_adjoin(num_rows: int) -> None:
-    blocks = random_blocks(3, 90, 160)
+def test_rows_and_groups_that_do_not_adjoin(num_rows: int, int8: bool) -> None:
+    blocks = random_blocks(3, 90, 128)
+    groups = torch.full((6, 4000), 0xFF, dtype=torch.uint8)[:, 700 : 700 + 16 * 80]
+    ops.group_blocks(torch.nn.functional.pad(blocks, (7, 5))[:, 7:-5], 3, groups)
     x = torch.randn(num_rows, 200)[:, 20:148]
-    weight = values_of(blocks, 3)[:, 32:]
-    out = ops.linear_blocks(x, blocks[:, 20:], 3)
-    torch.testing.assert_close(out, reference.linear(x, weight, None, torch.float64).float(), rtol=1e-4, atol=1e-4)
+    expected = ops.linear_blocks(x.contiguous(), groups_of(blocks, 3), 3, 90, int8=int8)
+    assert torch.equal(ops.linear_blocks(x, groups, 3, 90, int8=int8), expected)
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
-    blocks = random_blocks(3, 4, 32)
-    with pytest.raises(ValueError, match=r"linear_blocks: block_format must be 2 \(Q4_0\), .*, got 7"):
-        torch.ops.cudaprefill.linear_blocks(torch.randn(1, 32), blocks, 7)
+@pytest.mark.parametrize("op", ["group_blocks", "linear_blocks", "dequantise_rows"])
+def test_an_unknown_format_is_refused_with_the_known_ones(op: str) -> None:
+    with pytest.raises(ValueError, match=rf"{op}: block_format must be 2 \(Q4_0\), .*, got 7"):
+        getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), "block_format": 7})
 
 
 def test_a_row_that_is_no_whole_number_of_blocks_is_refused_with_both_numbers() -> None:
     blocks = random_blocks(3, 4, 64)
-    with pytest.raises(ValueError, match="x has 40 columns, but blocks hold 32 elements"):
-        ops.linear_blocks(torch.randn(1, 40), blocks, 3)
+    with pytest.raises(ValueError, match="a row has 40 elements, but blocks hold 32 of them each"):
+        ops.linear_blocks(torch.randn(1, 40), groups_of(blocks, 3), 3, 4)
+    with pytest.raises(ValueError, match="a row has 128 elements, but blocks hold 256 of them each"):
+        ops.dequantise_rows(groups_of(blocks, 3), 12, 4, 128, torch.tensor([0]))
     with pytest.raises(ValueError, match="rows of 39 bytes, which must be whole blocks of 20"):
-        ops.dequantise_rows(blocks[:, :39], 3, torch.tensor([0]))
+        ops.group_blocks(blocks[:, :39], 3, torch.zeros(1, 320, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("linear_blocks", "num_outputs"), ("dequantise_rows", "num_rows"), ("dequantise_rows", "num_columns")],
+)
+def test_a_size_that_is_none_is_refused(op: str, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{op}: {name} must be at least 0, got -1"):
+        getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), name: -1})
 
 
 @pytest.mark.parametrize("row", [-1, 4])
 def test_a_row_that_does_not_exist_is_refused_with_both_numbers(row: int) -> None:
     with pytest.raises(IndexError, match=rf"row_ids\[1\] is {row}, but the matrix has 4 rows"):
-        ops.dequantise_rows(random_blocks(3, 4, 64), 3, torch.tensor([0, row]))
+        ops.dequantise_rows(groups_of(random_blocks(3, 4, 64), 3), 3, 4, 64, torch.tensor([0, row]))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cudaprefill import ops
-from tests.ops.block_matrices import random_blocks
+from tests.ops.block_matrices import groups_of, random_blocks
 
 
 @pytest.fixture(autouse=True)
@@ -58,15 +58,15 @@ def test_callers_side_by_side_get_what_each_gets_alone() -> None:
 def test_thousands_of_small_regions_all_end(count: int) -> None:
     """More threads than cores: workers are late, asleep or held up in the middle of an item."""
     ops.set_num_threads(count)
-    x, blocks = torch.randn(1, 64), random_blocks(3, 2000, 64)
-    expected = ops.linear_blocks(x, blocks, 3)
+    x, groups = torch.randn(1, 64), groups_of(random_blocks(3, 2000, 64), 3)
+    expected = ops.linear_blocks(x, groups, 3, 2000)
     stop = threading.Event()
     busy = [threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)]) for _ in range(2)]
     for thread in busy:
         thread.start()
     try:
         for _ in range(3000):
-            assert torch.equal(ops.linear_blocks(x, blocks, 3), expected)
+            assert torch.equal(ops.linear_blocks(x, groups, 3, 2000), expected)
     finally:
         stop.set()
         for thread in busy:
@@ -75,13 +75,13 @@ def test_thousands_of_small_regions_all_end(count: int) -> None:
 
 def test_an_error_of_one_item_is_raised_and_the_next_call_is_fine() -> None:
     ops.set_num_threads(4)
-    blocks = random_blocks(3, 50, 640)
+    groups = groups_of(random_blocks(3, 50, 640), 3)
     good, bad = torch.zeros(400, dtype=torch.int64), torch.full((400,), 50)
-    expected = ops.dequantise_rows(blocks, 3, good)
+    expected = ops.dequantise_rows(groups, 3, 50, 640, good)
     for _ in range(50):
         with pytest.raises(IndexError, match="is 50, but the matrix has 50 rows"):
-            ops.dequantise_rows(blocks, 3, bad)
-        assert torch.equal(ops.dequantise_rows(blocks, 3, good), expected)
+            ops.dequantise_rows(groups, 3, 50, 640, bad)
+        assert torch.equal(ops.dequantise_rows(groups, 3, 50, 640, good), expected)
 
 
 def test_a_forked_child_computes_alone() -> None:

@@ -86,6 +86,10 @@ SIZES = [
     *[("add_lora", "scales", dim, "= [3, 2], got [") for dim in range(2)],
     ("linear", "weight", 1, "= [any, 48], got [20, 49]"),
     ("linear", "bias", 0, "= [20], got [21]"),
+    *[("group_blocks", "groups", dim, "= [2, 640], got [") for dim in range(2)],
+    *[("linear_blocks", "groups", dim, "= [2, 640], got [") for dim in range(2)],
+    ("linear_blocks", "bias", 0, "= [20], got [21]"),
+    *[("dequantise_rows", "groups", dim, "= [2, 640], got [") for dim in range(2)],
 ]
 
 

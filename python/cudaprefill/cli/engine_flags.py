@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields
 
-from cudaprefill.config import BLOCK_SIZES, DTYPES, EngineConfig, flags_of, parse_bytes, parse_count, parse_itl_target
+from cudaprefill.config import (
+    BLOCK_SIZES,
+    DTYPES,
+    LINEAR_MATHS,
+    EngineConfig,
+    flags_of,
+    parse_bytes,
+    parse_count,
+    parse_itl_target,
+)
 from cudaprefill.presets import PRESETS, preset_settings
 from cudaprefill.protocol.itl_target import ItlTarget
 
@@ -29,6 +38,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="an adapter as PEFT saves it, which requests name as their model; repeatable",
     )
     add("--dtype", choices=DTYPES, default="auto", help="of weights and activations (default: %(default)s)")
+    add(
+        "--linear-math",
+        choices=LINEAR_MATHS,
+        default="auto",
+        help="on a CPU, of weights that a GGUF file holds in blocks: int8 is fast and rounds activations to 8 bits, "
+        "float32 is exact (default: %(default)s)",
+    )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--block-size", type=int, choices=BLOCK_SIZES, default=16, help="KV slots of a block (default: %(default)s)")
     add(

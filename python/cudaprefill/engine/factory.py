@@ -52,6 +52,7 @@ class EngineInfo:
     family: str
     num_parameters: int
     dtype: str
+    linear_math: str  # what activations are rounded to for the products with weights
     device: str
     kernels: str  # the instruction set of the CPU kernels, or "cuda"
     threads: int
@@ -135,7 +136,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     if device.type == "cpu":
         keep_freed_memory()
     tokenizer = Tokenizer.load(path)
-    model = load_model(path, config.dtype, device, progress, max_model_len)
+    model = load_model(path, config.dtype, device, progress, max_model_len, config.linear_math)
 
     kv_dtype = model.activation_dtype if config.kv_cache_dtype == "auto" else getattr(torch, config.kv_cache_dtype)
     adapters = AdapterRegistry(
@@ -178,6 +179,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         family=model_config.family,
         num_parameters=sum(math.prod(shape) for shape in expected_tensors(model_config).values()),
         dtype=model.weight_format,
+        linear_math=model.linear_math,
         device=str(device),
         kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
         threads=threads,

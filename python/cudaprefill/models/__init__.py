@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cudaprefill.config import LINEAR_MATHS
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.decoder import Decoder
 from cudaprefill.models.errors import UnsupportedModelError, WeightsError
@@ -40,6 +41,7 @@ def load_model(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    linear_math: str = "auto",
 ) -> Decoder:
     """The model of a Hugging Face folder or a GGUF file, ready to run on `device`.
 
@@ -48,10 +50,14 @@ def load_model(
     is float32. `progress` gets bytes read and bytes to read.
     `max_model_len` is the number of positions that will be used, by default all that the model was made for; its
     RoPE tables take 4 * head_size bytes for each, and a longrope has other frequencies beyond the positions of the
-    pretraining. Raises UnsupportedModelError and WeightsError with what is wrong.
+    pretraining. `linear_math` is how weights in blocks are multiplied on a CPU: float32, or int8 with activations
+    rounded to 8 bits; auto is float32. Raises UnsupportedModelError and WeightsError with what is wrong, ValueError for
+    int8 where no weight is in blocks.
     """
     if dtype not in ("auto", *_DTYPES):
         raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
+    if linear_math not in LINEAR_MATHS:
+        raise ValueError(f"linear_math must be one of {', '.join(LINEAR_MATHS)}, got {linear_math!r}")
     device = torch.device(device)
     config, source = _open(Path(path))
     try:
@@ -59,11 +65,16 @@ def load_model(
         weight_dtype = _auto_dtype(source, device) if dtype == "auto" else _DTYPES[dtype]
         activation_dtype = torch.float32 if device.type == "cpu" else weight_dtype
         keep_blocks = dtype == "auto" and device.type == "cpu"
-        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress, keep_blocks)
+        int8 = linear_math == "int8"
+        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress, keep_blocks, int8)
         tables = _rope_tables(config, source, max_model_len or config.max_model_len)
     finally:
         source.close()
-    return Decoder(config, weights, {rope: table.to(device) for rope, table in tables.items()})
+    decoder = Decoder(config, weights, {rope: table.to(device) for rope, table in tables.items()})
+    if linear_math == "int8" and decoder.linear_math != "int8":
+        what = f"{Path(path).name} with dtype {dtype} on {device.type}"
+        raise ValueError(f"linear_math is int8, but no weight is kept in blocks: {what}")
+    return decoder
 
 
 def read_model_config(path: str | os.PathLike[str]) -> ModelConfig:

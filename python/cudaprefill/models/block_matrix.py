@@ -1,7 +1,8 @@
 """A weight matrix that stays in the blocks of its GGUF file.
 
 A 4-bit matrix takes a sixth of the memory of its float32 values, and a decode step takes the time of reading all
-weights once. The values are the same: a kernel decodes a block in registers and computes in float32.
+weights once. A kernel decodes blocks in registers and computes in float32, or multiplies the numbers of a block with
+activations of 8 bits.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from cudaprefill import ops
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows of one format: [rows, bytes of num_inputs elements] uint8."""
+    """Rows of one format, rearranged into groups as the kernels read them."""
 
-    blocks: Tensor
+    groups: Tensor  # as ops.group_blocks makes them
     block_format: int  # its number in GGUF
+    num_rows: int
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,19 @@ class BlockMatrix:
 
     parts: tuple[BlockRows, ...]
     num_inputs: int
+    int8: bool  # activations are rounded to 8 bits for the products
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((sum(part.blocks.shape[0] for part in self.parts), self.num_inputs))
+        return torch.Size((sum(part.num_rows for part in self.parts), self.num_inputs))
 
     @property
     def device(self) -> torch.device:
-        return self.parts[0].blocks.device
+        return self.parts[0].groups.device
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.blocks.numel() for part in self.parts)
+        return sum(part.groups.numel() for part in self.parts)
 
     @property
     def format_name(self) -> str:
@@ -49,12 +52,13 @@ class BlockMatrix:
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """``x @ W.T + bias``; x: [T, num_inputs] float32 -> [T, num_outputs] float32."""
         if len(self.parts) == 1:
-            return ops.linear_blocks(x, self.parts[0].blocks, self.parts[0].block_format, bias)
-        rows = [part.blocks.shape[0] for part in self.parts]
+            part = self.parts[0]
+            return ops.linear_blocks(x, part.groups, part.block_format, part.num_rows, bias, self.int8)
+        rows = [part.num_rows for part in self.parts]
         biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
         return torch.cat(
             [
-                ops.linear_blocks(x, part.blocks, part.block_format, part_bias)
+                ops.linear_blocks(x, part.groups, part.block_format, part.num_rows, part_bias, self.int8)
                 for part, part_bias in zip(self.parts, biases, strict=True)
             ],
             dim=1,
@@ -63,14 +67,14 @@ class BlockMatrix:
     def rows(self, row_ids: Tensor) -> Tensor:
         """The rows of a matrix of one part, dequantised. row_ids: [R] int64 -> [R, num_inputs] float32."""
         (part,) = self.parts
-        return ops.dequantise_rows(part.blocks, part.block_format, row_ids)
+        return ops.dequantise_rows(part.groups, part.block_format, part.num_rows, self.num_inputs, row_ids)
 
 
 Matrix = Tensor | BlockMatrix
 
 
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-    """``x @ weight.T + bias`` on a CPU, in float32 whatever the weight is stored as."""
+    """``x @ weight.T + bias`` on a CPU, float32 in and out whatever the weight is stored as."""
     if isinstance(weight, BlockMatrix):
         return weight.linear(x, bias)
     return ops.linear(x, weight, bias)

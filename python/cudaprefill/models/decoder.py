@@ -70,6 +70,13 @@ class Decoder:
         down = self.weights.layers[0].down
         return down.format_name if isinstance(down, BlockMatrix) else str(down.dtype).removeprefix("torch.")
 
+    @property
+    def linear_math(self) -> str:
+        """int8 where activations are rounded to 8 bits for products with weights, else the activations' dtype."""
+        down = self.weights.layers[0].down
+        is_int8 = isinstance(down, BlockMatrix) and down.int8
+        return "int8" if is_int8 else str(self.activation_dtype).removeprefix("torch.")
+
     def _embed(self, batch: Batch) -> Tensor:
         token_ids, embedded = batch.token_ids, batch.embedded
         if embedded is not None:

@@ -181,10 +181,12 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
     keep_blocks: bool = False,
+    int8: bool = False,
 ) -> DecoderWeights:
     """Reads every tensor of a checked source once; `progress` is called after each.
 
-    keep_blocks: leave matrices that the file holds in blocks as they are, for the ops that multiply by them on a CPU.
+    keep_blocks: leave matrices that the file holds in blocks in these, for the ops that multiply by them on a CPU.
+    int8: those ops round activations to 8 bits.
     """
     names = expected_tensors(config)
     layers = [_stored_matrices(config, number) for number in range(config.num_layers)]
@@ -197,9 +199,16 @@ def load_weights(
         """Those that are fused are kept in blocks together or not at all."""
         return keep_blocks and all(source.block_format(part) in ops.BLOCK_FORMATS for part in parts)
 
+    def groups_shape(*parts: str) -> tuple[int, int]:
+        """Of parts of one format, one below the other, as the kernels read them."""
+        num_rows, num_inputs = sum(names[part][0] for part in parts), names[parts[0]][1]
+        block_format = source.block_format(parts[0])
+        assert block_format is not None
+        return ops.BLOCK_FORMATS[block_format].groups_shape(num_rows, num_inputs)
+
     def size_of(parts: list[str]) -> int:
         if stays_in_blocks(*parts):
-            return sum(HugePages.size_of((source.num_bytes(part),), torch.uint8) for part in parts)
+            return sum(HugePages.size_of(groups_shape(part), torch.uint8) for part in parts)
         return sum(HugePages.size_of(names[part], dtype) for part in parts)
 
     matrices = [weights_of(matrix) for layer in layers for matrix in layer.values()]
@@ -247,13 +256,15 @@ def load_weights(
         for block_format, run in itertools.groupby(parts, source.block_format):
             of_run = list(run)
             num_rows = [names[part][0] for part in of_run]
-            blocks = empty((sum(num_rows), source.num_bytes(of_run[0]) // num_rows[0]), torch.uint8)
+            blocks = torch.empty((sum(num_rows), source.num_bytes(of_run[0]) // num_rows[0]), dtype=torch.uint8)
             for part, rows in zip(of_run, torch.split(blocks, num_rows), strict=True):
                 source.copy_blocks_into(part, rows)
                 read(part)
             assert block_format is not None
-            runs.append(BlockRows(blocks, block_format))
-        return BlockMatrix(tuple(runs), num_inputs)
+            groups = empty(groups_shape(*of_run), torch.uint8)
+            ops.group_blocks(blocks, block_format, groups)
+            runs.append(BlockRows(groups, block_format, sum(num_rows)))
+        return BlockMatrix(tuple(runs), num_inputs, int8)
 
     def layer(number: int) -> LayerWeights:
         stored, norms = layers[number], _stored_norms(config, number)

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "csrc/cpu/isa.h"
+#include "csrc/ops/params.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+void linear_int8(const LinearBlocksParams& params);
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA
