@@ -159,6 +159,7 @@ def test_after_many_updates_the_terminal_shows_what_a_full_redraw_would() -> Non
 def test_wide_characters_that_come_and_go_leave_nothing_behind() -> None:
     async def play(stage: Stage) -> None:
         entry, line = stage.query_one(Input), stage.query_one(Static)
+        entry.cursor_blink = False
         for text in ("日本語 text", "a日本b", "ab", "🚀🚀 x", "x 🚀", "👩\u200d👩\u200d👧 family", "é́ combined", ""):
             entry.value = text
             line.update(text + "|")
