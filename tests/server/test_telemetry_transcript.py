@@ -16,7 +16,7 @@ from tests.server.running import PATIENCE, RunningServer
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 # What is of the moment, or of the release, stands in the document as 0.
-OF_THE_MOMENT = {"time", "unix_time", "start", "duration", "arrived", "version", "id", "hash"}
+OF_THE_MOMENT = {"time", "unix_time", "start", "duration", "arrived", "tokenized", "version", "id", "hash"}
 LISTS = ("steps", "requests", "blocks")
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from textual.widgets import Static
 
+from cudaprefill.cli.desktop import playback
 from cudaprefill_tui.engine_link import LinkError
+from cudaprefill_tui.recording import Recorder
 from tests.tui.desktop_harness import Desktop, desktop, feed
 from tests.tui.fake_link import FakeLink
+from tests.tui.synthetic import SyntheticEngine
 
 
 def shown(desk: Desktop) -> str:
@@ -93,6 +97,32 @@ def test_in_the_request_table_the_row_under_the_cursor_is_explained(tmp_path: Pa
                 assert desk.link.calls[-1] == ("explain", record.id)
                 await desk.press("escape")
                 await desk.until(lambda: not desk.dialog)
+
+    asyncio.run(main())
+
+
+def test_a_recording_explains_the_requests_that_it_holds(tmp_path: Path) -> None:
+    engine, path = SyntheticEngine(), tmp_path / "recording.jsonl"
+    with Recorder(path, lambda: 0.0) as record:
+        record(engine.snapshot())
+        engine.submit(200, 4)
+        for _ in range(12):
+            engine.step()
+            record(engine.update())
+
+    async def main() -> None:
+        link = playback(path, 1.0)
+        async with desktop(tmp_path, link, chat=None) as desk:
+            await desk.until(lambda: "ended" in link.state_words)
+            await go_to(desk, "requests")
+            await desk.press("down", "f2")
+            await desk.until(lambda: desk.dialog == "Where the time of r1 went")
+            (request,) = link.view.requests.values()
+            account = await link.explain(request.id)
+            assert [part.kind for part in account.parts].count("chunk") == request.num_chunks > 1
+            assert account.ttft == link.view.ttft_of(1)
+            with pytest.raises(LinkError, match="no request 'nobody'"):
+                await link.explain("nobody")
 
     asyncio.run(main())
 

@@ -48,7 +48,7 @@ def top(flags: argparse.Namespace) -> int:
     """The panes alone, on running servers or on a recording."""
     with ExitStack() as stack:
         if flags.play is not None:
-            session = Session([_playback(Path(flags.play), flags.speed)], ServerLink)
+            session = Session([playback(Path(flags.play), flags.speed)], ServerLink)
         else:
             session = _session(flags.url or ["http://127.0.0.1:8000"], flags.api_key)
             if flags.record is not None:
@@ -56,17 +56,27 @@ def top(flags: argparse.Namespace) -> int:
         return run(Setup(session, None, None, preferences_path(), _glyphs(flags)))
 
 
-def _playback(path: Path, speed: float) -> PlaybackLink:
+def playback(path: Path, speed: float) -> PlaybackLink:
     """Of what `top --record` wrote, or of what `--trace` did."""
     with path.open("rb") as file:
         is_trace = b"cudaprefill_trace" in file.readline(MAX_HEADER)
     if not is_trace:
-        return PlaybackLink(path, read_recording(path), speed)
+        return _recorded(path, speed)
     from cudaprefill.observe.trace import read_trace
     from cudaprefill.observe.trace_telemetry import trace_account, trace_telemetry
 
     trace = read_trace(path)
     return PlaybackLink(path, trace_telemetry(trace), speed, explain=partial(trace_account, trace))
+
+
+def _recorded(path: Path, speed: float) -> PlaybackLink:
+    """Explains its requests as of what was played."""
+    from cudaprefill.observe.telemetry_log import TelemetryLog
+
+    log = TelemetryLog()
+    link = PlaybackLink(path, read_recording(path), speed, explain=log.account)
+    link.on_message = log.apply
+    return link
 
 
 def engine_arguments(flags: argparse.Namespace) -> list[str]:

@@ -14,6 +14,8 @@ def request_change(event: RequestEvent) -> RequestChange:
         change.id, change.priority = event.request_id, event.priority
         change.prompt_tokens, change.max_tokens = event.num_prompt_tokens, event.max_tokens
         change.virtual_tokens, change.adapter = event.num_virtual_tokens or None, event.adapter
+    elif event.kind is RequestEventKind.QUEUED:
+        change.tokenized = event.tokenized
     elif event.kind is RequestEventKind.SCHEDULED:
         change.hit_tokens = event.hit_tokens
     elif event.kind is RequestEventKind.CHUNK:

@@ -186,6 +186,7 @@ class RequestChange:
     virtual_tokens: int | None = None  # arrived
     adapter: str | None = None  # arrived
     max_tokens: int | None = None  # arrived
+    tokenized: float | None = None  # queued: when its prompt was tokens, in seconds
     start: int | None = None  # chunk: the first token
     length: int | None = None  # chunk
     hit_tokens: int | None = None  # scheduled
