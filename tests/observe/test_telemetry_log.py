@@ -42,7 +42,13 @@ def without_tokens(account: Account) -> Account:
     prefix = account.prefix
     if prefix is not None:
         reason = prefix.reason if prefix.reason in ("complete", "off") else "unknown"
-        prefix = PrefixAccount(hit_tokens=prefix.hit_tokens, shareable_tokens=prefix.shareable_tokens, reason=reason)
+        prefix = PrefixAccount(
+            hit_tokens=prefix.hit_tokens,
+            shareable_tokens=prefix.shareable_tokens,
+            reason=reason,
+            virtual_hit_tokens=prefix.virtual_hit_tokens,
+            adapter=prefix.adapter,
+        )
     return replace(account, prefix=prefix)
 
 
