@@ -342,6 +342,13 @@ void RequestTable::check_row(const RequestRow& request) const {
   std::vector<BlockId> sorted = request.blocks;
   std::ranges::sort(sorted);
   if (std::ranges::adjacent_find(sorted) != sorted.end()) throw std::logic_error("a block table names a block twice");
+  for (size_t i = 0; i < request.blocks.size(); ++i) {
+    const bool is_virtual = request.token_ids[i * static_cast<size_t>(pool_.block_size())] < 0;
+    if (pool_.holds_virtual_tokens(request.blocks[i]) != is_virtual) {
+      throw std::logic_error("block " + std::to_string(request.blocks[i]) + " is marked as one of " +
+                             (is_virtual ? "text, and holds virtual tokens" : "virtual tokens, and holds text"));
+    }
+  }
   if (request.epoch != pool_.epoch()) return;
   Publication parent = kNotPublished;
   for (int32_t i = 0; i < request.num_published; ++i) {

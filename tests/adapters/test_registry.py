@@ -63,7 +63,7 @@ def test_unknown_names_are_refused() -> None:
             call("x")
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "\x00"])
+@pytest.mark.parametrize("name", ["", "a\nb", "\x00", 257 * "a"])
 def test_names_must_be_printable(name: str) -> None:
     with pytest.raises(AdapterError, match="printable"):
         AdapterRegistry().load(name, "nowhere")

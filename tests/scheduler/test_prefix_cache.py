@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.scheduler.driver import BLOCK_SIZE, Driver
+from tests.scheduler.driver import BLOCK_SIZE, Driver, Virtual
 
 
 @pytest.mark.parametrize("constant_hash", [False, True])
@@ -51,6 +53,46 @@ def test_no_hit_across_salts_adapters_and_plain_prompts() -> None:
         request = driver.submit([3] * 48, extra_keys=extra_keys, max_tokens=1)
         driver.run()
         assert request.num_hit_tokens == 32
+    driver.assert_right()
+
+
+@pytest.mark.parametrize("constant_hash", [False, True])
+@pytest.mark.parametrize("tuned", [Virtual(embedded=64), Virtual(given=64), Virtual(given=40, embedded=24)])
+def test_the_virtual_tokens_of_an_adapter_are_found_by_its_requests_alone(tuned: Virtual, constant_hash: bool) -> None:
+    driver = Driver(constant_hash=constant_hash)
+    other = dataclasses.replace(tuned, content=1)
+    hits = []
+    for text, virtual in ((5, tuned), (6, tuned), (5, other), (5, None), (6, other)):
+        request = driver.submit([text] * 20, virtual=virtual, max_tokens=4)
+        driver.run()
+        hits.append(request.num_hit_tokens)
+    assert hits == [0, 64, 0, 0, 64]
+    driver.assert_right()
+    driver.assert_idle()
+
+
+def test_virtual_tokens_that_end_within_a_block_share_it_with_texts_that_go_on_alike() -> None:
+    driver = Driver()
+    hits = []
+    for text in ([5] * 30, [6] * 30, [5] * 12 + [7] * 30):
+        request = driver.submit(text, virtual=Virtual(given=20), max_tokens=4)
+        driver.run()
+        hits.append(request.num_hit_tokens)
+    assert hits == [0, 16, 32]
+    driver.assert_right()
+
+
+def test_given_keys_and_values_are_written_where_they_were_not_found_and_cost_no_budget() -> None:
+    driver = Driver(max_num_batched_tokens=32)
+    first = driver.submit([5] * 32, virtual=Virtual(given=40), max_tokens=1)
+    driver.step()
+    assert first.finished
+    (given,) = driver.schedules[-1].given
+    assert (given.start, len(given.slots)) == (0, 40)
+    driver.submit([6] * 32, virtual=Virtual(given=40), max_tokens=1)
+    driver.step()
+    (given,) = driver.schedules[-1].given
+    assert (given.start, len(given.slots)) == (32, 8)  # two blocks were found, the third goes on otherwise
     driver.assert_right()
 
 

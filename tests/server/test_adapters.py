@@ -270,7 +270,7 @@ def test_what_cannot_be_loaded(server: AdapterServer, third: httpx.Client) -> No
         ("third", "wrong", "token_dim is 4, but the model has the hidden size 96"),
         ("first", "first", "an adapter 'first' is loaded already"),
         (MODEL, "first", "is the name of the model"),
-        ("", "first", "must be printable and not empty"),
+        ("", "first", "must be 1 to 256 printable characters"),
         ("third", "nowhere", "is not a folder"),
     ):
         response = post(third, "load", lora_name=name, lora_path=path)

@@ -17,6 +17,7 @@ from cudaprefill.adapters.files import read_config, read_tensors
 from cudaprefill.adapters.lora import load_lora_adapter
 from cudaprefill.adapters.prefix import load_prefix_adapter
 from cudaprefill.adapters.prompt import load_prompt_adapter
+from cudaprefill.sampling_params import show
 
 # Makes an adapter of a name, its folder, its configuration and its tensors, or raises AdapterError.
 Loader = Callable[[str, Path, AdapterFields, Mapping[str, Tensor], AdapterTarget], Adapter]
@@ -27,6 +28,9 @@ LOADERS: dict[str, Loader] = {
     "PREFIX_TUNING": load_prefix_adapter,
     "LORA": load_lora_adapter,
 }
+
+
+MAX_NAME = 256  # characters: a name is a label of metrics, and in every answer
 
 
 class AdapterRegistry:
@@ -66,8 +70,8 @@ class AdapterRegistry:
 
     def load(self, name: str, folder: str | os.PathLike[str]) -> Adapter:
         """Reads an adapter. Raises AdapterError saying what is wrong, or that the name is taken."""
-        if not isinstance(name, str) or not name or not name.isprintable():
-            raise AdapterError(f"the name of an adapter must be printable and not empty, got {name!r}")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+            raise AdapterError(f"the name of an adapter must be 1 to {MAX_NAME} printable characters, got {show(name)}")
         if self.target is None:
             raise AdapterError("this engine takes no adapters")
         self._refuse_taken(name)

@@ -110,10 +110,12 @@ class RequestSpans:
         attributes: Attributes = {
             "gen_ai.request.id": arrived.request_id,
             "gen_ai.response.model": self._model,
-            "gen_ai.usage.prompt_tokens": arrived.num_prompt_tokens,
+            "gen_ai.usage.prompt_tokens": arrived.num_prompt_tokens - arrived.num_virtual_tokens,
             "gen_ai.usage.completion_tokens": finished.num_output_tokens,
             "gen_ai.latency.e2e": finished.time - arrived.time,
         }
+        if arrived.adapter is not None:
+            attributes["cudaprefill.adapter"] = arrived.adapter
         if arrived.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = arrived.max_tokens
         if scheduled is not None:
