@@ -4,6 +4,7 @@
 #include <string>
 
 #include "csrc/cpu/dispatch.h"
+#include "csrc/cpu/expert_mlp.h"
 #include "csrc/cpu/kernels.h"
 #include "csrc/cpu/thread_team.h"
 #include "csrc/ops/register_ops.h"
@@ -19,6 +20,7 @@ struct CpuBackend {
   static void rms_norm(const RmsNormParams& params) { cpu::rms_norm(params); }
   static void silu_and_mul(const SiluAndMulParams& params) { cpu::silu_and_mul(params); }
   static void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { cpu::gelu_tanh_and_mul(params); }
+  static void expert_mlp(const ExpertMlpParams& params) { cpu::expert_mlp(params); }
   static void copy_blocks(const CopyBlocksParams& params) { cpu::copy_blocks(params); }
   static void add_lora(const AddLoraParams& params) { cpu::add_lora(params); }
 };
@@ -38,6 +40,14 @@ ops::Tensor linear_op(const ops::Tensor& x, const ops::Tensor& weight, const std
 ops::Tensor linear_blocks_op(const ops::Tensor& x, const ops::Tensor& groups, int64_t block_format, int64_t num_outputs,
                              const std::optional<ops::Tensor>& bias, bool int8) {
   return run_linear(ops::linear_blocks_params(x, groups, block_format, num_outputs, bias, int8), x);
+}
+
+ops::Tensor expert_mlp_blocks_op(const ops::Tensor& x, const ops::Tensor& router_logits, const ops::Tensor& gate_up,
+                                 int64_t gate_up_format, const ops::Tensor& down, int64_t down_format,
+                                 int64_t inner_size, int64_t num_chosen, bool renormalise, bool int8) {
+  return ops::Ops<CpuBackend>::run_experts(
+      x, ops::expert_mlp_blocks_params(x, router_logits, gate_up, gate_up_format, down, down_format, inner_size,
+                                       num_chosen, renormalise, int8));
 }
 
 void group_blocks_op(const ops::Tensor& blocks, int64_t block_format, const ops::Tensor& groups) {
@@ -63,6 +73,7 @@ STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CPU, m) {
   m.impl("linear", TORCH_BOX(&cudaprefill::cpu::linear_op));
   m.impl("group_blocks", TORCH_BOX(&cudaprefill::cpu::group_blocks_op));
   m.impl("linear_blocks", TORCH_BOX(&cudaprefill::cpu::linear_blocks_op));
+  m.impl("expert_mlp_blocks", TORCH_BOX(&cudaprefill::cpu::expert_mlp_blocks_op));
   m.impl("dequantise_rows", TORCH_BOX(&cudaprefill::cpu::dequantise_rows_op));
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <string>
 
+#include "csrc/ops/expert_params.h"
 #include "csrc/ops/params.h"
 
 namespace cudaprefill::cuda {
@@ -41,6 +42,7 @@ void rope_write_kv(const RopeWriteKvParams& params, Device& device);
 void rms_norm(const RmsNormParams& params, Device& device);
 void silu_and_mul(const SiluAndMulParams& params, Device& device);
 void gelu_tanh_and_mul(const GeluTanhAndMulParams& params, Device& device);
+void expert_mlp(const ExpertMlpParams& params, Device& device);
 void copy_blocks(const CopyBlocksParams& params, Device& device);
 void add_lora(const AddLoraParams& params, Device& device);
 void prefill_attention(const PrefillAttentionParams& params, Device& device);

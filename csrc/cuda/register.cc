@@ -74,6 +74,7 @@ struct CudaBackend {
   static void rms_norm(const RmsNormParams& params) { run(cuda::rms_norm, params, params.x); }
   static void silu_and_mul(const SiluAndMulParams& params) { run(cuda::silu_and_mul, params, params.x); }
   static void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { run(cuda::gelu_tanh_and_mul, params, params.x); }
+  static void expert_mlp(const ExpertMlpParams& params) { run(cuda::expert_mlp, params, params.x); }
   static void copy_blocks(const CopyBlocksParams& params) { run(cuda::copy_blocks, params, params.k_cache.data); }
   static void add_lora(const AddLoraParams& params) { run(cuda::add_lora, params, params.out); }
   static void prefill_attention(const PrefillAttentionParams& params) {

@@ -51,6 +51,11 @@ SHAPES_WITHOUT_HEADS = {
     "lora_expand_kernel": (128, 16 * 1024),
     "plain_lora_shrink_kernel": (128, 0),
     "plain_lora_expand_kernel": (128, 0),
+    "route_experts_kernel": (128, 0),
+    "sort_experts_kernel": (256, 1060),
+    "expert_product_kernel": (128, 32 * 1024),
+    "plain_expert_kernel": (128, 0),
+    "sum_experts_kernel": (256, 0),
 }
 
 

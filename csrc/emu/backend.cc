@@ -132,6 +132,22 @@ void EmulatedBackend::gelu_tanh_and_mul(GeluTanhAndMulParams params) {
   cuda::gelu_tanh_and_mul(params, device);
 }
 
+void EmulatedBackend::expert_mlp(ExpertMlpParams params) {
+  EmulatedDevice device;
+  const int bytes = cuda::element_bytes(params.dtype), weight_bytes = cuda::element_bytes(params.gate_up.dtype);
+  const int64_t hidden = params.hidden_size, inner = params.inner_size, experts = params.num_experts;
+  device.expose("x", params.x, matrix_span(params.num_tokens, params.x_stride, hidden), bytes, Access::kRead);
+  device.expose("router_logits", params.router_logits, matrix_span(params.num_tokens, params.logits_stride, experts),
+                bytes, Access::kRead);
+  device.expose("gate_up", params.gate_up.data, matrix_span(experts * 2 * inner, params.gate_up.stride, hidden),
+                weight_bytes, Access::kRead);
+  device.expose("down", params.down.data, matrix_span(experts * hidden, params.down.stride, inner), weight_bytes,
+                Access::kRead);
+  device.expose("out", params.out, matrix_span(params.num_tokens, params.out_stride, hidden), bytes,
+                Access::kReadWrite);
+  cuda::expert_mlp(params, device);
+}
+
 void EmulatedBackend::copy_blocks(CopyBlocksParams params) {
   EmulatedDevice device;
   device.expose("block_pairs", params.block_pairs, 2 * params.num_pairs, sizeof(int64_t), Access::kRead);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "csrc/cuda/kernels.h"
+#include "csrc/ops/expert_params.h"
 #include "csrc/ops/params.h"
 
 namespace cudaprefill::emu {
@@ -14,6 +15,7 @@ struct EmulatedBackend {
   static void rms_norm(RmsNormParams params);
   static void silu_and_mul(SiluAndMulParams params);
   static void gelu_tanh_and_mul(GeluTanhAndMulParams params);
+  static void expert_mlp(ExpertMlpParams params);
   static void copy_blocks(CopyBlocksParams params);
   static void add_lora(AddLoraParams params);
   static void prefill_attention(PrefillAttentionParams params);

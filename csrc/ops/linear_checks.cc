@@ -1,5 +1,6 @@
 // The argument checks of `linear`, whose weights are floats, and of the ops on weights in groups of blocks.
 #include "csrc/ops/checks.h"
+#include "csrc/ops/expert_checks.h"
 
 namespace cudaprefill::ops {
 
@@ -27,12 +28,12 @@ void fill_linear(const char* op, LinearParams& params, const TensorArg& x, const
   params.weight_stride = weight.stride(0);
 }
 
-BlockFormat expect_block_format(const char* op, int64_t number) {
+BlockFormat expect_block_format(const char* op, const char* name, int64_t number) {
   for (const BlockFormat format :
        {BlockFormat::kQ4_0, BlockFormat::kQ4_1, BlockFormat::kQ8_0, BlockFormat::kQ4_K, BlockFormat::kQ6_K}) {
     if (static_cast<int64_t>(format) == number) return format;
   }
-  fail(op, ": block_format must be 2 (Q4_0), 3 (Q4_1), 8 (Q8_0), 12 (Q4_K) or 14 (Q6_K), got ", number);
+  fail(op, ": ", name, " must be 2 (Q4_0), 3 (Q4_1), 8 (Q8_0), 12 (Q4_K) or 14 (Q6_K), got ", number);
 }
 
 // The groups of blocks of a matrix.
@@ -75,7 +76,7 @@ LinearParams linear_blocks_params(const Tensor& x_tensor, const Tensor& groups_t
   constexpr const char* op = "linear_blocks";
   const TensorArg x(op, "x", x_tensor), groups(op, "groups", groups_tensor);
   LinearParams params{};
-  params.block_format = expect_block_format(op, block_format);
+  params.block_format = expect_block_format(op, "block_format", block_format);
   params.int8 = int8;
   x.expect_shape("[rows, num_inputs]", {kAny, kAny}).expect_float32().expect_contiguous_last_dim();
   expect_groups(op, groups, params.block_format, expect_count(op, "num_outputs", num_outputs), x.size(1))
@@ -88,7 +89,7 @@ GroupBlocksParams group_blocks_params(const Tensor& blocks_tensor, int64_t block
   constexpr const char* op = "group_blocks";
   const TensorArg blocks(op, "blocks", blocks_tensor), groups(op, "groups", groups_tensor);
   GroupBlocksParams params{};
-  params.block_format = expect_block_format(op, block_format);
+  params.block_format = expect_block_format(op, "block_format", block_format);
   const BlockShape shape = block_shape(params.block_format);
   blocks.expect_shape("[rows, bytes]", {kAny, kAny}).expect_uint8().expect_contiguous_last_dim();
   if (blocks.size(1) % shape.bytes != 0) {
@@ -109,7 +110,7 @@ DequantiseRowsParams dequantise_rows_params(const Tensor& groups_tensor, int64_t
   constexpr const char* op = "dequantise_rows";
   const TensorArg groups(op, "groups", groups_tensor), row_ids(op, "row_ids", row_ids_tensor);
   DequantiseRowsParams params{};
-  params.block_format = expect_block_format(op, block_format);
+  params.block_format = expect_block_format(op, "block_format", block_format);
   params.num_matrix_rows = expect_count(op, "num_rows", num_rows);
   params.num_columns = expect_count(op, "num_columns", num_columns);
   expect_groups(op, groups, params.block_format, num_rows, num_columns);
@@ -118,6 +119,30 @@ DequantiseRowsParams dequantise_rows_params(const Tensor& groups_tensor, int64_t
   params.row_ids = static_cast<const int64_t*>(row_ids.data());
   params.num_rows = row_ids.size(0);
   params.group_stride = groups.stride(0);
+  return params;
+}
+
+ExpertMlpParams expert_mlp_blocks_params(const Tensor& x_tensor, const Tensor& router_logits_tensor,
+                                         const Tensor& gate_up_tensor, int64_t gate_up_format,
+                                         const Tensor& down_tensor, int64_t down_format, int64_t inner_size,
+                                         int64_t num_chosen, bool renormalise, bool int8) {
+  constexpr const char* op = "expert_mlp_blocks";
+  const TensorArg x(op, "x", x_tensor), router_logits(op, "router_logits", router_logits_tensor);
+  const TensorArg gate_up(op, "gate_up", gate_up_tensor), down(op, "down", down_tensor);
+  const BlockFormat of_gate_up = expect_block_format(op, "gate_up_format", gate_up_format);
+  const BlockFormat of_down = expect_block_format(op, "down_format", down_format);
+  expect_count(op, "inner_size", inner_size);
+  x.expect_shape("[num_tokens, hidden_size]", {kAny, kAny}).expect_float32();
+  ExpertMlpParams params = fill_experts(op, x, router_logits, gate_up, down, inner_size, num_chosen, renormalise);
+  // Blocks hold at least 32 elements of a row, and the rows of one matrix are the columns of the other: no group of
+  // rows belongs to two experts.
+  static_assert(block_shape(BlockFormat::kQ4_0).elements % kGroupRows == 0);
+  const int64_t num_experts = params.num_experts;
+  expect_groups(op, gate_up, of_gate_up, num_experts * 2 * inner_size, x.size(1)).expect_device_of(x);
+  expect_groups(op, down, of_down, num_experts * x.size(1), inner_size).expect_device_of(x);
+  params.gate_up.block_format = of_gate_up;
+  params.down.block_format = of_down;
+  params.int8 = int8;
   return params;
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "csrc/ops/checks.h"
+#include "csrc/ops/expert_checks.h"
 
 namespace cudaprefill::ops {
 
@@ -59,6 +60,19 @@ struct Ops {
     return run_gated(Backend::gelu_tanh_and_mul, x, gelu_tanh_and_mul_params(x));
   }
 
+  static Tensor expert_mlp(const Tensor& x, const Tensor& router_logits, const Tensor& gate_up, const Tensor& down,
+                           int64_t num_chosen, bool renormalise) {
+    return run_experts(x, expert_mlp_params(x, router_logits, gate_up, down, num_chosen, renormalise));
+  }
+
+  static Tensor run_experts(const Tensor& x, ExpertMlpParams params) {
+    Tensor out = empty_matrix(params.num_tokens, params.hidden_size, x);
+    params.out = out.data_ptr();
+    params.out_stride = params.hidden_size;
+    Backend::expert_mlp(params);
+    return out;
+  }
+
   static void copy_blocks(const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_pairs) {
     Backend::copy_blocks(copy_blocks_params(k_cache, v_cache, block_pairs));
   }
@@ -98,6 +112,7 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("add_rms_norm", TORCH_BOX(&Ops<Backend>::add_rms_norm));
   m.impl("silu_and_mul", TORCH_BOX(&Ops<Backend>::silu_and_mul));
   m.impl("gelu_tanh_and_mul", TORCH_BOX(&Ops<Backend>::gelu_tanh_and_mul));
+  m.impl("expert_mlp", TORCH_BOX(&Ops<Backend>::expert_mlp));
   m.impl("copy_blocks", TORCH_BOX(&Ops<Backend>::copy_blocks));
   m.impl("add_lora", TORCH_BOX(&Ops<Backend>::add_lora));
 }

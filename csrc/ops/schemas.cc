@@ -16,6 +16,12 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
   m.def("add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_and_mul(Tensor x) -> Tensor");
   m.def("gelu_tanh_and_mul(Tensor x) -> Tensor");
+  m.def(
+      "expert_mlp(Tensor x, Tensor router_logits, Tensor gate_up, Tensor down, int num_chosen, bool renormalise) -> "
+      "Tensor");
+  m.def(
+      "expert_mlp_blocks(Tensor x, Tensor router_logits, Tensor gate_up, int gate_up_format, Tensor down, "
+      "int down_format, int inner_size, int num_chosen, bool renormalise, bool int8=False) -> Tensor");
   m.def("copy_blocks(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor block_pairs) -> ()");
   m.def("add_lora(Tensor(a!) out, Tensor x, Tensor row_ids, Tensor row_starts, Tensor parts, Tensor scales) -> ()");
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");

@@ -145,6 +145,21 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 @_op
+def expert_mlp(
+    x: Tensor, router_logits: Tensor, gate_up: Tensor, down: Tensor, num_chosen: int, renormalise: bool
+) -> Tensor:
+    """Each token through the `num_chosen` experts of its largest router logits, whose outputs are summed by weight.
+
+    x: [T, H]; router_logits: [T, E] of the dtype of x; gate_up: [E * 2 I, H] and down: [E * H, I], the matrices of the
+    experts one below the other, gate above up -> [T, H]. An expert gives ``down @ (silu(gate @ x) * (up @ x))``; it
+    weighs what the softmax over all E logits gives it, divided by the sum over the chosen ones if `renormalise`. Of
+    equal logits the first is the larger, and NaN the smallest. On the CPU x is float32 and the weights are of any
+    dtype; on CUDA both have one dtype, E is at most 256 and num_chosen at most 32.
+    """
+    return x.new_empty(x.shape)
+
+
+@_op
 def copy_blocks(k_cache: Tensor, v_cache: Tensor, block_pairs: Tensor) -> None:
     """Copies whole blocks within the caches of a layer, pair after pair.
 
@@ -245,6 +260,27 @@ def group_blocks(blocks: Tensor, block_format: int, groups: Tensor) -> None:
     blocks: [L, bytes of K elements] uint8; block_format: a key of `BLOCK_FORMATS`; groups: uint8 of the format's
     ``groups_shape(L, K)``, written.
     """
+
+
+@_op
+def expert_mlp_blocks(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Tensor,
+    gate_up_format: int,
+    down: Tensor,
+    down_format: int,
+    inner_size: int,
+    num_chosen: int,
+    renormalise: bool,
+    int8: bool = False,
+) -> Tensor:
+    """`expert_mlp` with the weights in groups of blocks, on the CPU alone.
+
+    gate_up, down: what `group_blocks` made of the E * 2 I and E * H rows; the formats are keys of `BLOCK_FORMATS`;
+    inner_size: I; int8 as in `linear_blocks`.
+    """
+    return x.new_empty(x.shape)
 
 
 @_op

@@ -23,6 +23,7 @@ OP_NAMES = (
     "add_rms_norm",
     "silu_and_mul",
     "gelu_tanh_and_mul",
+    "expert_mlp",
     "copy_blocks",
     "add_lora",
 )

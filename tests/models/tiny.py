@@ -12,11 +12,13 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 from transformers.utils import logging
 
@@ -28,9 +30,11 @@ _CONFIGS: dict[str, type[PretrainedConfig]] = {
     "gemma3_text": Gemma3TextConfig,
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "mixtral": MixtralConfig,
     "phi3": Phi3Config,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
 }
 _SIZES = {
     "hidden_size": 96,
@@ -51,6 +55,8 @@ _SIZES = {
 _GEMMA = {"query_pre_attn_scalar": 50, "sliding_window": 20, "final_logit_softcapping": 3.0, "pad_token_id": 0}
 _SIZES_OF_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 9, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "mlp_only_layers": [1]},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 2.0},
     "gemma3_text": {**_GEMMA, "sliding_window_pattern": 2},
     "phi3": {"hidden_size": 384, "pad_token_id": 0, "original_max_position_embeddings": 256},
@@ -86,8 +92,8 @@ def tiny_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             values = torch.randn(weight.shape, generator=generator)
-            if weight.dim() == 2:
-                weight.copy_(0.3 * values if "embed" in name else values * 1.5 / weight.shape[1] ** 0.5)
+            if weight.dim() >= 2:
+                weight.copy_(0.3 * values if "embed" in name else values * 1.5 / weight.shape[-1] ** 0.5)
             elif name.endswith("bias"):
                 weight.copy_(0.3 * values)
             else:

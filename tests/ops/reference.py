@@ -27,6 +27,29 @@ def gelu_tanh_and_mul(x: Tensor, dtype: torch.dtype) -> Tensor:
     return gate / 2 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) * up
 
 
+def expert_mlp(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    num_chosen: int,
+    renormalise: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    num_experts, hidden = router_logits.shape[1], x.shape[1]
+    gate_up, down = gate_up.view(num_experts, -1, hidden).to(dtype), down.view(num_experts, hidden, -1).to(dtype)
+    out = torch.zeros(x.shape, dtype=dtype)
+    for row, logits in enumerate(router_logits.double()):
+        order = torch.argsort(logits, descending=True, stable=True)[:num_chosen]
+        weights = torch.softmax(logits, dim=0)[order]
+        if renormalise:
+            weights = weights / weights.sum()
+        for expert, weight in zip(order.tolist(), weights.to(dtype), strict=True):
+            inner = silu_and_mul((gate_up[expert] @ x[row].to(dtype))[None], dtype)[0]
+            out[row] += weight * (down[expert] @ inner)
+    return out
+
+
 def rope(x: Tensor, cos_sin: Tensor, position_ids: Tensor, dtype: torch.dtype) -> Tensor:
     """x [T, heads, D] rotated at its positions; element i turns with element R / 2 + i, those from R on stay."""
     rows = cos_sin[position_ids].to(dtype)[:, None, :]

@@ -26,6 +26,7 @@ FLOAT_FILES = files_of_tests(
     "activate_and_mul",
     "add_lora",
     "copy_blocks",
+    "expert_mlp",
     "linear",
     "linear_blocks",
     "rms_norm",

@@ -84,6 +84,10 @@ SIZES = [
     ("add_lora", "parts", 2, "= [any, any, 6], got [3, 2, 7]"),
     ("add_lora", "row_starts", 0, "= [4], got [5]"),
     *[("add_lora", "scales", dim, "= [3, 2], got [") for dim in range(2)],
+    ("expert_mlp", "router_logits", 0, "= [5, any], got [6, 3]"),
+    ("expert_mlp", "gate_up", 1, "= [any, 48], got [240, 49]"),
+    *[("expert_mlp_blocks", "gate_up", dim, "= [12, 640], got [") for dim in range(2)],
+    *[("expert_mlp_blocks", "down", dim, "= [12, 544], got [") for dim in range(2)],
     ("linear", "weight", 1, "= [any, 48], got [20, 49]"),
     ("linear", "bias", 0, "= [20], got [21]"),
     *[("group_blocks", "groups", dim, "= [2, 640], got [") for dim in range(2)],
@@ -131,6 +135,8 @@ def test_decode_takes_one_row_of_q_for_each_request() -> None:
         ("add_rms_norm", "residual", "x"),
         ("copy_blocks", "v_cache", "k_cache"),
         ("add_lora", "x", "out"),
+        ("expert_mlp", "router_logits", "x"),
+        ("expert_mlp", "down", "gate_up"),
     ],
 )
 def test_a_dtype_that_contradicts_another_argument(op: str, name: str, other: str) -> None:
@@ -177,6 +183,7 @@ def test_what_is_float32_alone(op: str, name: str) -> None:
         *[("rms_norm", "x"), ("add_rms_norm", "x"), ("add_rms_norm", "residual")],
         *[("silu_and_mul", "x"), ("gelu_tanh_and_mul", "x")],
         *[("copy_blocks", "k_cache"), ("copy_blocks", "v_cache"), ("linear", "x"), ("linear", "weight")],
+        *[("expert_mlp", name) for name in ("x", "router_logits", "gate_up", "down")],
         *[("add_lora", "out"), ("add_lora", "x")],
     ],
 )
@@ -215,6 +222,12 @@ def every_second_element(tensor: Tensor) -> Tensor:
         ("decode_attention", "window", -1, "must be at least 0 (0 = all), got -1"),
         ("prefill_attention", "softcap", -2.0, "must be at least 0 (0 = off), got -2"),
         ("decode_attention", "softcap", float("nan"), "must be at least 0 (0 = off), got nan"),
+        ("expert_mlp", "num_chosen", 0, "must be 1 .. 3, the number of experts, got 0"),
+        ("expert_mlp", "num_chosen", 4, "must be 1 .. 3, the number of experts, got 4"),
+        ("expert_mlp_blocks", "num_chosen", -1, "must be 1 .. 3, the number of experts, got -1"),
+        ("expert_mlp", "gate_up", torch.zeros(241, 48), "must have 3 * 2 * 40 rows, for the columns of down, got 241"),
+        ("expert_mlp", "down", torch.zeros(143, 40), "must have 3 * 48 rows, for the columns of x, got 143"),
+        ("expert_mlp_blocks", "gate_up_format", 4, "must be 2 (Q4_0), 3"),
     ],
 )
 def test_numbers_out_of_range(op: str, name: str, wrong: float, message: str) -> None:

@@ -56,7 +56,7 @@ class Decoder:
         self._linear: Linear = block_matrix.linear if has_own_linear else functional.linear  # type: ignore[assignment]
         norms_after = [layer.attention_norm for layer in weights.layers[1:]] + [weights.final_norm]
         self._layers = [
-            _Layer(layer, rope_tables[of.rope], of.window, feed_forward(config, layer), norm_after)
+            _Layer(layer, rope_tables[of.rope], of.window, feed_forward(config, of, layer), norm_after)
             for of, layer, norm_after in zip(config.layers, weights.layers, norms_after, strict=True)
         ]
         self._scale = config.attention_scale or config.head_size**-0.5

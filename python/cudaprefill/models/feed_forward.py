@@ -7,15 +7,17 @@ from collections.abc import Callable
 from torch import Tensor
 
 from cudaprefill import ops
-from cudaprefill.models.block_matrix import Matrix
-from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.block_matrix import BlockMatrix, Matrix
+from cudaprefill.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from cudaprefill.models.weights import LayerWeights
 
 Linear = Callable[[Tensor, Matrix, Tensor | None], Tensor]
 FeedForward = Callable[[Tensor, Linear], Tensor]  # [T, H] -> [T, H]
 
 
-def feed_forward(config: ModelConfig, weights: LayerWeights) -> FeedForward:
+def feed_forward(config: ModelConfig, layer: LayerConfig, weights: LayerWeights) -> FeedForward:
+    if layer.experts is not None:
+        return _experts(layer.experts, weights)
     return _dense(weights, is_silu=config.activation == "silu")
 
 
@@ -26,5 +28,29 @@ def _dense(weights: LayerWeights, is_silu: bool) -> FeedForward:
         x = linear(x, weights.gate_up, weights.gate_up_bias)
         x = ops.silu_and_mul(x) if is_silu else ops.gelu_tanh_and_mul(x)
         return linear(x, weights.down, weights.down_bias)
+
+    return run
+
+
+def _experts(experts: ExpertsConfig, weights: LayerWeights) -> FeedForward:
+    """Each token through those that the router prefers; `gate_up` and `down` hold all of them."""
+    router, gate_up, down = weights.router, weights.gate_up, weights.down
+    num_chosen, renormalise = experts.num_chosen, experts.renormalise
+    assert router is not None
+    if isinstance(gate_up, BlockMatrix) and isinstance(down, BlockMatrix):
+        (above,), (below,) = gate_up.parts, down.parts
+        inner_size, int8 = experts.intermediate_size, down.int8
+
+        def run_blocks(x: Tensor, linear: Linear) -> Tensor:
+            logits = linear(x, router, None)
+            matrices = (above.groups, above.block_format, below.groups, below.block_format)
+            return ops.expert_mlp_blocks(x, logits, *matrices, inner_size, num_chosen, renormalise, int8)
+
+        return run_blocks
+    assert isinstance(gate_up, Tensor)
+    assert isinstance(down, Tensor)
+
+    def run(x: Tensor, linear: Linear) -> Tensor:
+        return ops.expert_mlp(x, linear(x, router, None), gate_up, down, num_chosen, renormalise)
 
     return run

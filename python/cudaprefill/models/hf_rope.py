@@ -19,12 +19,20 @@ _KEYS: dict[str, set[str]] = {
 _KEYS_OF_ALL = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 
 
-def read_rope(fields: Fields, head_size: int, types: tuple[str, ...], rotates_partly: bool = False) -> RopeConfig:
-    """The one rotary embedding of a model. `types` are those that its family knows."""
+def read_rope(
+    fields: Fields,
+    head_size: int,
+    types: tuple[str, ...],
+    *,
+    theta: float = 10000.0,
+    rotates_partly: bool = False,
+) -> RopeConfig:
+    """The one rotary embedding of a model. `types` are those that its family knows; `theta` as in `parse_rope`."""
     key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
     if not isinstance(fields.get(key, {}), dict):
         raise fields.unsupported(key, fields.get(key))
-    return parse_rope(fields, key, fields.get(key, {}), head_size, types, rotates_partly=rotates_partly)
+    values = fields.get(key, {})
+    return parse_rope(fields, key, values, head_size, types, theta=theta, rotates_partly=rotates_partly)
 
 
 def parse_rope(

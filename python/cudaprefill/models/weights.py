@@ -195,9 +195,17 @@ def load_weights(
     def weights_of(matrix: _StoredMatrix) -> list[str]:
         return [f"{part}.weight" for part in matrix.parts]
 
+    mixed: set[str] = set()  # experts that are stored in several formats, which one product cannot read
+    for layer_config, stored in zip(config.layers, layers, strict=True):
+        parts_of = [weights_of(stored[field]) for field in ("gate_up", "down") if layer_config.experts is not None]
+        formats = [{source.block_format(part) for part in parts} for parts in parts_of]
+        if any(len(of) > 1 or not of <= ops.BLOCK_FORMATS.keys() for of in formats):
+            mixed |= {part for parts in parts_of for part in parts}
+
     def stays_in_blocks(*parts: str) -> bool:
         """Those that are fused are kept in blocks together or not at all."""
-        return keep_blocks and all(source.block_format(part) in ops.BLOCK_FORMATS for part in parts)
+        in_blocks = all(source.block_format(part) in ops.BLOCK_FORMATS for part in parts)
+        return keep_blocks and in_blocks and mixed.isdisjoint(parts)
 
     def groups_shape(*parts: str) -> tuple[int, int]:
         """Of parts of one format, one below the other, as the kernels read them."""

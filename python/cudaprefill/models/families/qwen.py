@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cudaprefill.models.config import LayerConfig, ModelConfig
+from cudaprefill.models.config import ExpertsConfig, LayerConfig, ModelConfig
 from cudaprefill.models.families.family import ROPE_TYPES, Family, model_config, read_head_size, read_windows
 from cudaprefill.models.fields import Fields
 from cudaprefill.models.hf_rope import read_rope
@@ -29,6 +29,26 @@ def _layers(fields: Fields, head_size: int) -> tuple[LayerConfig, ...]:
     return tuple(LayerConfig(rope=rope, window=of) for of in windows)
 
 
+def _parse_qwen3_moe(fields: Fields) -> ModelConfig:
+    """Every decoder_sparse_step-th layer has experts, but not those of mlp_only_layers."""
+    head_size, biased = read_head_size(fields), fields.flag("attention_bias")
+    rope = read_rope(fields, head_size, ROPE_TYPES)
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
+    windows = read_windows(fields, rope, window, lambda number: True)
+    experts = ExpertsConfig(
+        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
+        num_chosen=fields.integer("num_experts_per_tok"),
+        intermediate_size=fields.integer("moe_intermediate_size"),
+        renormalise=fields.flag("norm_topk_prob"),
+    )
+    dense, step = fields.get("mlp_only_layers", []), fields.integer("decoder_sparse_step")
+    layers = tuple(
+        LayerConfig(rope=rope, window=of, experts=None if number in dense or (number + 1) % step else experts)
+        for number, of in enumerate(windows)
+    )
+    return model_config(fields, "qwen3_moe", head_size, layers, qkv_bias=biased, o_bias=biased, qk_norm=True)
+
+
 _DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
 QWEN2 = Family(
     model_type="qwen2",
@@ -43,4 +63,19 @@ QWEN3 = Family(
     parse=_parse_qwen3,
     defaults={**_DEFAULTS, "head_dim": 128},
     neutral={"mlp_bias": (False,)},
+)
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    parse=_parse_qwen3_moe,
+    defaults={
+        "sliding_window": 4096,
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "intermediate_size": 6144,
+    },
+    read=frozenset({"num_experts", "num_local_experts"}),
+    neutral={"mlp_bias": (False,), "shared_expert_intermediate_size": (0,)},
 )
