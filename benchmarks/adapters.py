@@ -1,6 +1,6 @@
 """What the prefix cache does for the virtual tokens of adapters: TTFT with and without their blocks.
 
-    python benchmarks/adapters.py [--virtual-tokens 64] [--text-tokens 16] [--rounds 9] [--json FILE]
+    python -m benchmarks.adapters [--virtual-tokens 64] [--text-tokens 16] [--rounds 9] [--json FILE]
 
 Adapters with random values, made for the packaged model, answer short texts that are new each time: of P-tuning
 (embeddings, to be computed once) and of prefix tuning (keys and values, to be written once). In each round the cache is

@@ -34,7 +34,15 @@ class RecordingEngine(Engine):
     seen: of each token that was sampled, its request, its place in the output and its logits.
     """
 
-    def __init__(self, model: Decoder, *, num_blocks: int = 64, budget: int = 512, caching: bool = True) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int = 64,
+        budget: int = 512,
+        caching: bool = True,
+        kv_dtype: torch.dtype = torch.float32,
+    ) -> None:
         config = model.config
         self.limits = SchedulerConfig(
             num_blocks=num_blocks,
@@ -44,12 +52,12 @@ class RecordingEngine(Engine):
             enable_prefix_caching=caching,
         )
         shape = (config.num_layers, num_blocks, config.num_kv_heads, 16, config.head_size)
-        kv_cache = KVCache(*shape, model.activation_dtype)
+        kv_cache = KVCache(*shape, kv_dtype)
         kv_cache.data.fill_(torch.nan)
         device = torch.device("cpu")
         super().__init__(Scheduler(self.limits), ModelRunner(model, kv_cache), letters(), device)
         self.adapters = AdapterRegistry(
-            AdapterTarget(config, device, model.activation_dtype, model.activation_dtype, config.max_model_len)
+            AdapterTarget(config, device, model.activation_dtype, kv_dtype, config.max_model_len)
         )
         # Of an engine with a huge pool: what this one cannot hold is left for its scheduler to refuse.
         processor = InputProcessor(
@@ -81,7 +89,9 @@ class RecordingEngine(Engine):
         assert self.scheduler.pool.num_used == 0
 
 
-def assert_equal_logits(engine: RecordingEngine, expected: Callable[[Request, list[int]], Tensor]) -> None:
+def assert_equal_logits(
+    engine: RecordingEngine, expected: Callable[[Request, list[int]], Tensor], tolerance: float = TOLERANCE
+) -> None:
     """Every row of logits that was sampled from is the reference's. `expected`: those of all tokens of a text."""
     assert engine.seen
     whole: dict[Request, Tensor] = {}
@@ -90,4 +100,4 @@ def assert_equal_logits(engine: RecordingEngine, expected: Callable[[Request, li
             whole[request] = expected(request, [*request.prompt_token_ids, *request.output_token_ids])
         logits = whole[request][len(request.prompt_token_ids) + place - 1]
         difference = (row - logits).abs().max()
-        assert difference < TOLERANCE, f"{request.request_id} token {place} differs by {difference}"
+        assert difference < tolerance, f"{request.request_id} token {place} differs by {difference}"

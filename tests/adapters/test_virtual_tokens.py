@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +9,11 @@ import torch
 from torch import Tensor
 
 from cudaprefill.engine.request import Request
-from cudaprefill.models import Decoder, load_model
 from cudaprefill.sampling_params import SamplingParams
-from tests.adapters.peft_adapters import CONFIGS, Reference, save_adapter
-from tests.adapters.recording import GREEDY, RecordingEngine, assert_equal_logits
-from tests.models.tiny import random_tokens, reference_logits, save_tiny_model
+from tests.adapters.case import TEXT, Case, ask_all, make_case
+from tests.adapters.peft_adapters import CONFIGS
+from tests.adapters.recording import assert_equal_logits
+from tests.models.tiny import reference_logits
 
 # The last one sees fewer keys than there are virtual tokens.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -27,41 +25,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {}),
     "phi3": ("phi3", {}),
 }
-TEXT = [token % 100 for token in random_tokens(37)]
-BASE = None
-
-
-@dataclass
-class Case:
-    model: Decoder
-    base: Any
-    folders: dict[str, Path]
-    references: dict[str, Reference]
-
-    def engine(self, **settings: Any) -> RecordingEngine:
-        return RecordingEngine(self.model, **settings).load(self.folders)
-
-    def expected(self, request: Request, token_ids: list[int]) -> Tensor:
-        if request.adapter is None:
-            return reference_logits(self.base, token_ids)
-        return self.references[request.adapter.name].logits(token_ids)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family, overrides = MODELS[request.param]
-    folder = tmp_path_factory.mktemp(family)
-    base = save_tiny_model(folder, family, **overrides)
-    folders = {name: folder / name for name in CONFIGS}
-    for name, config in CONFIGS.items():
-        save_adapter(folders[name], base, config)
-    references = {name: Reference(base, folders[name]) for name in CONFIGS}
-    return Case(load_model(folder), base, folders, references)
-
-
-def ask_all(engine: RecordingEngine, round_: int = 0, params: SamplingParams = GREEDY) -> dict[str | None, Request]:
-    """One text for every adapter and none."""
-    return {name: engine.ask(f"{round_} {name}", TEXT, name, params=params) for name in (BASE, *engine.adapters.names)}
+    return make_case(tmp_path_factory.mktemp(family), family, CONFIGS, **overrides)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -266,3 +266,15 @@ def test_no_prompt_is_in_it(tmp_path: Path) -> None:
     assert isinstance(driver.events[0].tokens, RequestTokens)
     recorded(tmp_path / "trace", list(driver.events))
     assert b"7777777" not in (tmp_path / "trace").read_bytes()
+
+
+@pytest.mark.parametrize(("virtual", "adapter"), [(64, "tuned"), (5, None), (0, "low rank"), (0, None)])
+def test_adapters_and_virtual_tokens_of_an_arrival(virtual: int, adapter: str | None) -> None:
+    arrived = RequestEvent(
+        RequestEventKind.ARRIVED, "1", 1000.5, 3, number=1, num_prompt_tokens=70, num_virtual_tokens=virtual,
+        adapter=adapter,
+    )  # fmt: skip
+    encoder, decoder = LineEncoder(1000.0), LineDecoder()
+    decoder.restart(1000.0)
+    (read,) = [event for line in encoder.encode(arrived) for event in decoder.decode(json.loads(dump_line(line)))]
+    assert read == arrived
