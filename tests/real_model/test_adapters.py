@@ -5,17 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+from openai import OpenAI
 from peft import PrefixTuningConfig, PromptEncoderConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from cudaprefill.engine.request import Request
-from cudaprefill.models import Decoder, default_model_path, load_model
+from cudaprefill.models import Decoder, default_model_path, load_model, read_model_config
 from cudaprefill.text.tokenizer import Tokenizer
+from tests.adapters.by_hand import write_prompt_adapter
 from tests.adapters.peft_adapters import Reference
 from tests.adapters.recording import RecordingEngine
+from tests.real_model.serving import serving
 
 NUM_VIRTUAL, STEPS = 32, 3
 SENTENCE = "My parcel is late. Thank you for your patience: we look into it at once."
@@ -45,6 +49,34 @@ def train(base: PreTrainedModel, config: Any, token_ids: list[int], folder: Path
         optimizer.step()
     model.save_pretrained(folder)
     return losses
+
+
+def test_openais_client_of_a_server_with_adapters(tmp_path: Path) -> None:
+    model = read_model_config(default_model_path())
+    sizes = {"hidden_size": model.hidden_size, "num_layers": model.num_layers}
+    for seed, name in enumerate(("tuned", "other")):
+        write_prompt_adapter(tmp_path / name, 64, seed, **sizes)
+    flags = ["--served-model-name", "smollm2", "--kv-cache-memory", "64MiB", "--allow-runtime-adapters", str(tmp_path)]
+    with serving(*flags, "--adapter", f"tuned={tmp_path / 'tuned'}") as url:
+        loaded = httpx.post(
+            f"{url}/v1/load_lora_adapter", json={"lora_name": "other", "lora_path": "other"}, timeout=60
+        )
+        assert loaded.status_code == 200, loaded.text
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
+        models = {each.id: each.model_dump() for each in client.models.list()}
+        assert {name: models[name]["parent"] for name in models} == {
+            "smollm2": None,
+            "tuned": "smollm2",
+            "other": "smollm2",
+        }
+        found = []
+        for name in ("tuned", "tuned", "other", "other"):
+            usage = client.completions.create(model=name, prompt=QUESTION, max_tokens=2, temperature=0).usage
+            assert usage is not None
+            assert usage.prompt_tokens_details is not None
+            assert usage.prompt_tokens < 16
+            found.append(usage.prompt_tokens_details.model_dump()["cached_virtual_tokens"])
+        assert found == [0, 64, 0, 64]
 
 
 @pytest.mark.slow

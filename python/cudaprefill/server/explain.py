@@ -72,7 +72,7 @@ class Explanations:
             return await asyncio.to_thread(account)
         except KeyError:
             raise ApiError(
-                404, f"request {request_id!r} is not among those that are remembered", code="not_found"
+                404, f"request {request_id!r} is not among those that are remembered", code="request_not_found"
             ) from None
 
 
