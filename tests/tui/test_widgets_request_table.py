@@ -280,6 +280,25 @@ def test_rows_are_filtered_by_phase_and_by_text() -> None:
     play(pane, scene)
 
 
+def test_a_request_of_an_adapter_names_it_before_its_id() -> None:
+    engine, view = SyntheticEngine(), EngineView(clock=Clock())
+    view.apply(engine.snapshot())
+    engine.submit(20, 3, id="cmpl-1")
+    engine.step()
+    update = engine.update()
+    assert update.requests is not None
+    update.requests[0].adapter = "support"
+    view.apply(update)
+    pane = RequestsPane()
+
+    async def scene(app: PaneApp, pilot: Pilot[None]) -> None:
+        pane.update_view(view)
+        await pilot.pause()
+        assert "support · cmpl-1" in pane.table.line(0).text
+
+    play(pane, scene, size=(160, 10))
+
+
 @pytest.mark.parametrize(
     "id",
     [

@@ -64,6 +64,11 @@ def waiting_reason(record: RequestRecord, view: EngineView) -> str:
     return f"for {one_line(last.waiting_for)}"
 
 
+def _id_text(record: RequestRecord) -> str:
+    """Behind its adapter's name: ids are long, and what does not fit is cut off."""
+    return one_line(record.id if record.adapter is None else f"{record.adapter} · {record.id}")
+
+
 _ORDER = {"prefilling": 0, "decoding": 1, "waiting": 2, "finished": 3}
 MISSING = float("inf")
 
@@ -75,7 +80,7 @@ TTFT = Column("TTFT", 10, 2, lambda r, v: _or_missing(v.ttft_of(r.number)), lamb
 ITL = Column("ITL p50", 9, 3, lambda r, v: _or_missing(v.itl_p50(r.number)), lambda r, v: _seconds(v.itl_p50(r.number)))
 PROMPT = Column("prompt", 8, 4, lambda r, v: r.prompt_tokens, lambda r, v: str(r.prompt_tokens))
 HIT = Column("hit", 7, 5, lambda r, v: r.hit_tokens, lambda r, v: str(r.hit_tokens or ""))
-ID = Column("id", 12, 6, lambda r, v: r.id, lambda r, v: one_line(r.id), align="left", flexible=True)
+ID = Column("id", 12, 6, lambda r, v: r.id, lambda r, v: _id_text(r), align="left", flexible=True)
 BLOCKS = Column("blocks", 8, 7, _num_blocks, _blocks_text)
 COLUMNS = (NUMBER, PHASE, PROGRESS, PROMPT, HIT, BLOCKS, TTFT, ITL, STATE, ID)
 

@@ -140,7 +140,7 @@ class RequestTable(LineView):
             return False
         if self.phase not in ("all", "alive") and record.state != self.phase:
             return False
-        words = f"r{record.number} {record.id} {PHASES[record.state]} {record.state}".lower()
+        words = f"r{record.number} {record.id} {record.adapter or ''} {PHASES[record.state]} {record.state}".lower()
         return all(word in words for word in self.text.lower().split())
 
     def _arrange(self) -> None:
@@ -185,7 +185,7 @@ class RequestTable(LineView):
         self.post_message(self.Arranged())
 
     def filter(self, *, text: str | None = None, phase: Phase | None = None) -> None:
-        """Shows requests whose number, id or phase has every word of `text`."""
+        """Shows requests whose number, id, adapter or phase has every word of `text`."""
         self.text = self.text if text is None else text
         self.phase = phase or self.phase
         self._arrange()
