@@ -65,6 +65,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
     monkeypatch.setattr(factory, "resolve_device", lambda name: torch.device("meta"))
     monkeypatch.setitem(factory.TOKEN_BUDGET, "meta", factory.TOKEN_BUDGET["cuda"])
+    monkeypatch.setitem(factory.DEFAULT_ITL_TARGET, "meta", factory.DEFAULT_ITL_TARGET["cuda"])
     monkeypatch.setattr(factory, "blocks_for_gpu", blocks)
     monkeypatch.setattr(factory, "CudaGraphs", Graphs)
     monkeypatch.setattr(Tokenizer, "load", staticmethod(lambda path: letters()))

@@ -106,7 +106,7 @@ class InputProcessor:
         return _Parsed(self._check_token_ids(prompt), None, cache_salt, embeddings)
 
     def _check_embeddings(self, embeddings: object) -> Tensor:
-        """A copy on the model's device: the caller's may change."""
+        """A copy in the host's memory, of the activation dtype: the caller's may change."""
         target = self.adapters.target
         if target is None:
             raise ValueError("this engine takes no prompt_embeds")
@@ -117,7 +117,7 @@ class InputProcessor:
         if embeddings.ndim != 2 or embeddings.shape[0] < 1 or embeddings.shape[1] != hidden_size:
             shape = tuple(embeddings.shape)
             raise ValueError(f"prompt_embeds must have the shape [tokens, {hidden_size}], got {shape}")
-        own = embeddings.detach().to(target.device, target.activation_dtype, copy=True)
+        own = embeddings.detach().to("cpu", target.activation_dtype, copy=True)
         if not own.isfinite().all():
             raise ValueError("prompt_embeds holds values that are not finite")
         return own
@@ -158,7 +158,8 @@ class InputProcessor:
         if embeddings is None and not token_ids:
             raise ValueError("the prompt has no tokens")
         if embeddings is not None:
-            virtual_tokens = _followed_by(virtual_tokens, embeddings)
+            assert self.adapters.target is not None
+            virtual_tokens = _followed_by(virtual_tokens, embeddings.to(self.adapters.target.device))
         self.limits.refuse_impossible(len(token_ids), params.n, virtual_tokens.num_tokens)
         if max(token_ids, default=0) >= self.vocab_size:  # a tokenizer may know more tokens than the model has rows for
             raise ValueError(f"the prompt has token {max(token_ids)}, but the vocabulary has {self.vocab_size} tokens")
