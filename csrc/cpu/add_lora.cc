@@ -24,6 +24,10 @@ constexpr int kRanks = 4;
 constexpr int kVectors = 4;
 static_assert(kLoraTile % (kVectors * Vec::kWidth) == 0);
 
+// With few rows, reading the matrices is all that takes time, in runs too short for the hardware to foresee: an
+// adapter's part in one layer. So both products ask for memory this far ahead, where in the end the next part begins.
+constexpr int64_t kBytesAhead = 8192;
+
 // What a thread takes at a time where the tiles are too few: as many ranks, as many outputs.
 constexpr int kPieceRanks = 2 * kRanks;
 constexpr int64_t kPieceOutputs = 4 * kLoraTile;
@@ -50,7 +54,10 @@ void shrink_rows(const AddLoraParams& params, const int32_t* row_ids, const Weig
   const auto add = [&](const auto& load_some, int64_t k) {
     Vec weight[kRanks];
 #pragma GCC unroll 4
-    for (int j = 0; j < kRanks; ++j) weight[j] = load_some(weights[j] + k);
+    for (int j = 0; j < kRanks; ++j) {
+      prefetch(weights[j] + kRanks * params.num_inputs + k);  // the next ones'
+      weight[j] = load_some(weights[j] + k);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const Vec value = load_some(x[m] + k);
@@ -82,7 +89,10 @@ void expand_rows(const AddLoraParams& params, const int32_t* row_ids, const Weig
   for (int64_t j = 0; j < rank; ++j, b += kLoraTile) {
     Vec weight[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) weight[v] = load(b + v * Vec::kWidth);
+    for (int v = 0; v < kVectors; ++v) {
+      prefetch(reinterpret_cast<const char*>(b + v * Vec::kWidth) + kBytesAhead);
+      weight[v] = load(b + v * Vec::kWidth);
+    }
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const Vec value = broadcast(low[m * low_stride + j]);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from cudaprefill import ops
 from cudaprefill.engine.batch import Batch
-from cudaprefill.engine.request import Request
-from cudaprefill.models import Decoder, load_model
+from cudaprefill.models import load_model
 from cudaprefill.sampling_params import SamplingParams
-from tests.adapters.lora_adapters import CONFIGS, changed, convert_to
-from tests.adapters.peft_adapters import Reference, save_adapter
-from tests.adapters.recording import GREEDY, RecordingEngine, assert_equal_logits
+from tests.adapters.case import BASE, TEXT, Case, ask_all, make_case
+from tests.adapters.lora_adapters import CONFIGS, changed, convert_to, lora
+from tests.adapters.peft_adapters import Reference
+from tests.adapters.recording import RecordingEngine, assert_equal_logits
 from tests.models.gguf_files import write_gguf
-from tests.models.tiny import random_tokens, reference_logits, save_tiny_model
+from tests.models.tiny import reference_logits
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -29,52 +29,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 24}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {}),
+    "gemma2": ("gemma2", {"tie_word_embeddings": True}),
+    "gemma3": ("gemma3_text", {}),
 }
-TEXT = [token % 100 for token in random_tokens(37)]
-BASE = None
-
-
-@dataclass
-class Case:
-    model: Decoder
-    base: Any
-    folders: dict[str, Path]
-    references: dict[str, Reference]
-
-    def engine(self, **settings: Any) -> RecordingEngine:
-        return RecordingEngine(self.model, **settings).load(self.folders)
-
-    def expected(self, request: Request, token_ids: list[int]) -> Tensor:
-        if request.adapter is None:
-            return reference_logits(self.base, token_ids)
-        return self.references[request.adapter.name].logits(token_ids)
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family, overrides = MODELS[request.param]
-    folder = tmp_path_factory.mktemp(family)
-    base = save_tiny_model(folder, family, **overrides)
-    folders = {name: folder / name for name in CONFIGS}
-    for name, config in CONFIGS.items():
-        save_adapter(folders[name], base, config)
-    references = {name: Reference(base, folders[name]) for name in CONFIGS}
-    return Case(load_model(folder), base, folders, references)
+    return make_case(tmp_path_factory.mktemp(family), family, CONFIGS, **overrides)
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """A base model with one adapter."""
-    folder = tmp_path_factory.mktemp("llama")
-    base = save_tiny_model(folder, "llama")
-    folders = {"seven": folder / "seven"}
-    save_adapter(folders["seven"], base, CONFIGS["seven"])
-    return Case(load_model(folder), base, folders, {"seven": Reference(base, folders["seven"])})
-
-
-def ask_all(engine: RecordingEngine, round_: int = 0, params: SamplingParams = GREEDY) -> dict[str | None, Request]:
-    """One text for every adapter and none."""
-    return {name: engine.ask(f"{round_} {name}", TEXT, name, params=params) for name in (BASE, *engine.adapters.names)}
+    return make_case(tmp_path_factory.mktemp("llama"), "llama", {"seven": CONFIGS["seven"]})
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -149,18 +118,26 @@ def test_siblings(case: Case) -> None:
     assert_equal_logits(engine, case.expected)
 
 
+def test_matrices_that_the_file_holds_fused(tmp_path: Path) -> None:
+    """One A for q, k and v together, and one for gate and up."""
+    configs = {
+        "all": lora(8, target_modules="all-linear"),
+        "attention": lora(5, target_modules=["qkv_proj", "o_proj"]),
+        "feed-forward": lora(16, target_modules=["gate_up_proj", "down_proj"]),
+    }
+    case = make_case(tmp_path, "phi3", configs)
+    engine = case.engine(budget=48)
+    ask_all(engine)
+    engine.run()
+    assert_equal_logits(engine, case.expected)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_on_a_gguf_file(tmp_path: Path, family: str) -> None:
     """Where a file's rows of q and k are in another order, those of the adapter's B are not."""
-    base = save_tiny_model(tmp_path, family)
-    write_gguf(tmp_path / "model.gguf", base)
-    save_adapter(tmp_path / "seven", base, CONFIGS["seven"])
-    case = Case(
-        load_model(tmp_path / "model.gguf"),
-        base,
-        {"seven": tmp_path / "seven"},
-        {"seven": Reference(base, tmp_path / "seven")},
-    )
+    case = make_case(tmp_path, family, {"seven": CONFIGS["seven"]})
+    write_gguf(tmp_path / "model.gguf", case.base)
+    case = replace(case, model=load_model(tmp_path / "model.gguf"))
     engine = case.engine()
     ask_all(engine)
     engine.run()

@@ -450,7 +450,7 @@ MUTANTS = (
         "chunk * kChunkElements, row < tile.count);",
         "chunk * kChunkElements, true);",
         "lora",
-        "invalid global read of 16 bytes by cp.async: at byte \\d+ of the workspace",
+        "invalid global read of 16 bytes by cp.async",
         *LORA,
     ),
     Mutant(
@@ -459,7 +459,7 @@ MUTANTS = (
         "if (first_of_warp + column >= num_outputs) continue;",
         "",
         "lora",
-        "error|base rows|invalid global write",
+        "error|base rows|invalid global read of 4 bytes: at byte \\d+ of out",
         *LORA,
     ),
     Mutant(

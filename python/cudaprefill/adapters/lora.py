@@ -19,8 +19,9 @@ from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError
 from cudaprefill.adapters.files import CONFIG, TENSORS, content_hash
-from cudaprefill.adapters.lora_weights import LoraPair, lora_weights
+from cudaprefill.adapters.lora_weights import NUM_PARTS, LoraPair, lora_weights
 from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.weights import stored_matrices
 
 # Keys that are read here, and those that say how an adapter was begun or trained and change no result.
 _KNOWN = {
@@ -96,22 +97,16 @@ def _refuse_what_is_not_served(fields: AdapterFields) -> None:
 
 
 def _modules(config: ModelConfig) -> dict[str, _Module]:
-    """The linear layers of the base model, by the names that transformers gives them."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_q_heads * config.head_size, config.num_kv_heads * config.head_size
-    matrices = {
-        "qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (q_size, kv_size, kv_size), hidden),
-        "o": (("self_attn.o_proj",), (hidden,), q_size),
-        "gate_up": (("mlp.gate_proj", "mlp.up_proj"), (inner, inner), hidden),
-        "down": (("mlp.down_proj",), (hidden,), inner),
-    }
+    """The linear layers of the base model, by the names that transformers gives them; those of experts are left out."""
     modules = {}
-    for layer in range(config.num_layers):
-        for matrix, (parts, sizes, num_inputs) in matrices.items():
+    for layer, of_layer in enumerate(config.layers):
+        for matrix, stored in stored_matrices(config, layer).items():
+            if matrix not in NUM_PARTS or (of_layer.experts is not None and matrix in ("gate_up", "down")):
+                continue
             first = 0
-            for part, size in zip(parts, sizes, strict=True):
-                modules[f"model.layers.{layer}.{part}"] = _Module(layer, matrix, first, size, num_inputs)
-                first += size
+            for path, num_outputs in zip(stored.parts, stored.rows, strict=True):
+                modules[path] = _Module(layer, matrix, first, num_outputs, stored.num_inputs)
+                first += num_outputs
     return modules
 
 

@@ -48,6 +48,8 @@ def lora_weights(
     pairs: list[LoraPair], num_layers: int, device: torch.device, activation_dtype: torch.dtype
 ) -> LoraWeights:
     """Copies all pairs. On a CPU they keep the precision in which they are stored; a GPU wants that of activations."""
+    order = list(NUM_PARTS)  # that of their use, so that each is read behind the one before
+    pairs = sorted(pairs, key=lambda pair: (pair.layer, order.index(pair.matrix), pair.first_output))
     stored: list[Tensor] = []
     for pair in pairs:
         dtype = torch.promote_types(pair.a.dtype, pair.b.dtype)

@@ -78,7 +78,7 @@ class DecoderWeights:
 
 
 @dataclass(frozen=True)
-class _StoredMatrix:
+class StoredMatrix:
     """A matrix of a layer as checkpoints hold it: parts that lie one below the other."""
 
     parts: tuple[str, ...]  # names, without .weight
@@ -87,15 +87,15 @@ class _StoredMatrix:
     biased: bool = False
 
 
-def _stored_matrices(config: ModelConfig, layer: int) -> dict[str, _StoredMatrix]:
+def stored_matrices(config: ModelConfig, layer: int) -> dict[str, StoredMatrix]:
     """By the field of LayerWeights."""
     names, hidden, experts = config.names, config.hidden_size, config.layers[layer].experts
     q_size, kv_size = config.num_q_heads * config.head_size, config.num_kv_heads * config.head_size
 
-    def stored(parts: tuple[str, ...], rows: tuple[int, ...], num_inputs: int, biased: bool = False) -> _StoredMatrix:
+    def stored(parts: tuple[str, ...], rows: tuple[int, ...], num_inputs: int, biased: bool = False) -> StoredMatrix:
         if len(parts) == 1:
             rows = (sum(rows),)
-        return _StoredMatrix(tuple(f"model.layers.{layer}.{part}" for part in parts), rows, num_inputs, biased)
+        return StoredMatrix(tuple(f"model.layers.{layer}.{part}" for part in parts), rows, num_inputs, biased)
 
     matrices = {
         "qkv": stored(names.qkv, (q_size, kv_size, kv_size), hidden, config.qkv_bias),
@@ -110,10 +110,10 @@ def _stored_matrices(config: ModelConfig, layer: int) -> dict[str, _StoredMatrix
         gate_up = [part.format(number) for number in range(count) for part in names.expert_gate_up]
         down = [names.expert_down.format(number) for number in range(count)]
         matrices["router"] = stored((names.router,), (count,), hidden)
-        matrices["gate_up"] = _StoredMatrix(
+        matrices["gate_up"] = StoredMatrix(
             tuple(f"model.layers.{layer}.{part}" for part in gate_up), (inner,) * len(gate_up), hidden
         )
-        matrices["down"] = _StoredMatrix(
+        matrices["down"] = StoredMatrix(
             tuple(f"model.layers.{layer}.{part}" for part in down), (hidden,) * count, inner
         )
     return matrices
@@ -139,7 +139,7 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         tensors[LM_HEAD] = (config.vocab_size, hidden)
     for layer in range(config.num_layers):
         tensors |= {name: (size,) for name, size in _stored_norms(config, layer).values()}
-        for matrix in _stored_matrices(config, layer).values():
+        for matrix in stored_matrices(config, layer).values():
             for part, rows in zip(matrix.parts, matrix.rows, strict=True):
                 tensors[f"{part}.weight"] = (rows, matrix.num_inputs)
                 if matrix.biased:
@@ -189,10 +189,10 @@ def load_weights(
     int8: those ops round activations to 8 bits.
     """
     names = expected_tensors(config)
-    layers = [_stored_matrices(config, number) for number in range(config.num_layers)]
+    layers = [stored_matrices(config, number) for number in range(config.num_layers)]
     done, total = 0, sum(source.num_bytes(name) for name in names)
 
-    def weights_of(matrix: _StoredMatrix) -> list[str]:
+    def weights_of(matrix: StoredMatrix) -> list[str]:
         return [f"{part}.weight" for part in matrix.parts]
 
     mixed: set[str] = set()  # experts that are stored in several formats, which one product cannot read
