@@ -16,10 +16,14 @@ pytest.importorskip("transformers")
 
 from cudaprefill.config import EngineConfig
 from cudaprefill.engine import factory
+from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.cuda_graphs import DecodeGraphRunner, graph_sizes
 from cudaprefill.engine.factory import EngineParts, build_engine
 from cudaprefill.engine.model_runner import ModelRunner
+from cudaprefill.engine.virtual_rows import with_virtual_rows
+from cudaprefill.sampling_params import SamplingParams
 from cudaprefill.text.tokenizer import Tokenizer
+from tests.adapters.by_hand import write_prefix_adapter, write_prompt_adapter
 from tests.cuda.tape import Tape
 from tests.engine.harness import letters
 from tests.models.tiny import save_tiny_model
@@ -110,3 +114,22 @@ def test_measured_graphs_are_as_large_as_the_kept_ones(tmp_path: Path, recorder:
     build(tmp_path, max_num_seqs=4)
     half = len(widths) // 2
     assert widths[:half] == widths[half:] == [(4, 16), (2, 16), (1, 16)]
+
+
+def test_adapters_lie_on_the_device_and_fit_what_they_are_written_into(tmp_path: Path, recorder: Recorder) -> None:
+    adapters = {"prompt": write_prompt_adapter(tmp_path / "p"), "prefix": write_prefix_adapter(tmp_path / "q")}
+    parts = build(tmp_path, adapters=adapters, kv_cache_dtype="float16")
+    scheduler, meta = parts.engine.scheduler, torch.device("meta")
+    for name in adapters:
+        request, _ = parts.input_processor.process_prompt(name, [1, 2, 3], SamplingParams(), adapter=name)
+        scheduler.add(request)
+    schedule = scheduler.schedule()
+    assert schedule is not None
+    on_host = vars(Batch.from_arrays(scheduler.build(schedule), torch.device("cpu")))
+    moved = {name: each.to(meta) if isinstance(each, Tensor) else each for name, each in on_host.items()}
+    batch = with_virtual_rows(Batch(**moved), schedule)
+    assert batch.embedded is not None
+    assert batch.embedded.values.shape == (20, 96)
+    (given,) = batch.given_kv
+    assert (given.keys_values.dtype, given.keys_values.device, len(given.slots)) == (torch.float16, meta, 20)
+    assert parts.engine.model_runner.run(batch).shape == (2, parts.input_processor.vocab_size)
