@@ -1,122 +1,194 @@
-"""What --trace costs: throughput with it and without, by turns in one engine, and the time that it takes by itself.
+"""What --trace costs: throughput with it and without, in many short segments by turns, and the time it takes itself.
 
-    python benchmarks/tracing.py [--json FILE]
+    python benchmarks/tracing.py [--pairs 120] [--json FILE]
 
-On a machine that others use, the ratio of two throughputs moves by more than what is measured here: the second figure,
-processor time spent on events by both threads for each step, is the steadier one.
+One engine decodes eight streams and takes a new prompt now and then. Segments of a few steps come in pairs, one of them
+traced, in the order traced, plain, plain, traced, so that what drifts slowly falls on both. A traced segment ends when
+its events are in the file: nothing of its cost is left to the next one. The ratio of a pair is robust where the machine
+is not: the median of all pairs is told with the interval that 95 % of the medians of resampled pairs lie in. The same
+procedure with no segment traced tells what it resolves.
+
+The second figure is processor time spent on events for each step, by the engine's thread and by the writer's.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from cudaprefill import LLM, SamplingParams
+import numpy as np
+
+from cudaprefill import SamplingParams
+from cudaprefill.config import EngineConfig
+from cudaprefill.engine.factory import EngineParts, build_engine
 from cudaprefill.observe.direct_hub import DirectHub
 from cudaprefill.observe.events import RequestEvent, StepEvent
+from cudaprefill.observe.trace import TraceWriter
 
-PROMPT_TOKENS, OUTPUT_TOKENS, REQUESTS = 200, 64, 8
+STREAMS, STREAM_TOKENS, PROMPT_TOKENS = 8, 400, 64
+STEPS, PROMPT_EVERY = 12, 6  # of a segment, and a prompt in every so many of its steps
+RESAMPLED = 2000
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Throughput traced over throughput plain: the median of pairs, and where it may lie."""
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Ratio:
+        values, random = np.asarray(ratios), np.random.default_rng(0)
+        medians = np.median(random.choice(values, (RESAMPLED, len(values))), axis=1)
+        low, high = np.quantile(medians, (0.025, 0.975))
+        return cls(float(np.median(values)), float(low), float(high), len(values))
+
+    def __str__(self) -> str:
+        return f"{self.median:.4f} (95 %: {self.low:.4f} to {self.high:.4f}, {self.pairs} pairs)"
+
+
+class Work:
+    """Streams that never end, in an engine that is stepped here."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self.engine = parts.engine
+        self._process = parts.input_processor.process_prompt
+        self._vocab_size = parts.input_processor.vocab_size
+        self._ids = itertools.count()
+        self._random = np.random.default_rng(0)
+
+    def submit(self, max_tokens: int) -> None:
+        prompt = self._random.integers(100, self._vocab_size, PROMPT_TOKENS).tolist()
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        self.engine.submit(self._process(f"request-{next(self._ids)}", prompt, params)[0])
+
+    def refill(self) -> None:
+        """As many streams as at the beginning, all with as many tokens left: pairs must not differ by an end."""
+        self.engine.abort_all()
+        for _ in range(STREAMS):
+            self.submit(STREAM_TOKENS)
+        while self.engine.scheduler.num_decoding < STREAMS:
+            self.engine.step()
+
+    def segment(self, writer: TraceWriter | None) -> float:
+        """Tokens a second of some steps; `writer` is to be told, and is waited for."""
+        tokens = 0
+        start = time.perf_counter()
+        for step in range(STEPS):
+            if step % PROMPT_EVERY == 0:
+                self.submit(1)
+            tokens += sum(len(delta.token_ids) for delta in self.engine.step())
+        if writer is not None:
+            writer.drain()
+        return tokens / (time.perf_counter() - start)
+
+
+def measure_pairs(work: Work, writer: TraceWriter, pairs: int, traced: bool) -> list[float]:
+    """Throughput of the first kind of segment over that of the second; without `traced` both are plain."""
+    engine, hub = work.engine, DirectHub(writer.record)
+    ratios: list[float] = []
+    for pair in range(pairs):
+        if pair % (STREAM_TOKENS // (3 * STEPS)) == 0:
+            work.refill()
+        rates: dict[bool, float] = {}
+        for first in (True, False) if pair % 2 == 0 else (False, True):
+            on = first and traced
+            engine.listen(hub if on else None)
+            engine.scheduler.record_prefixes(on)
+            rates[first] = work.segment(writer if on else None)
+        ratios.append(rates[True] / rates[False])
+    engine.listen(None)
+    engine.scheduler.record_prefixes(False)
+    return ratios
 
 
 class Stopwatch:
-    """Processor time of the engine's thread that goes into telling the trace of events."""
+    """Processor time of the engine's thread that goes into making events and into telling the writer of them."""
 
-    def __init__(self, llm: LLM) -> None:
-        assert llm._trace is not None
-        self._record = llm._trace.record
+    def __init__(self, work: Work, writer: TraceWriter) -> None:
         self.seconds = 0.0
         self.steps = 0
+        self._writer = writer
+        scheduler = work.engine.scheduler
+        make = scheduler.step_event
 
-    def __call__(self, event: RequestEvent | StepEvent) -> None:
+        def timed(*arguments: Any) -> StepEvent:
+            start = time.thread_time()
+            event = make(*arguments)
+            self.seconds += time.thread_time() - start
+            return event
+
+        scheduler.step_event = timed  # type: ignore[method-assign]
+
+    def record(self, event: RequestEvent | StepEvent) -> None:
         start = time.thread_time()
-        self._record(event)
+        self._writer.record(event)
         self.seconds += time.thread_time() - start
         self.steps += isinstance(event, StepEvent)
 
 
-def throughput(llm: LLM, number: int) -> float:
-    """Output tokens a second; prompts are new each time."""
-    prompts = [
-        {"prompt_token_ids": [(number * 31 + request * 7 + place) % 5000 + 100 for place in range(PROMPT_TOKENS)]}
-        for request in range(REQUESTS)
-    ]
-    start = time.perf_counter()
-    outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True))
-    return sum(len(output.outputs[0].token_ids) for output in outputs) / (time.perf_counter() - start)
-
-
-def step_event_seconds(llm: LLM) -> float:
-    """Of making a StepEvent for a step of REQUESTS decodes."""
-    schedule_times: list[float] = []
-
-    def measure(engine: object) -> None:
-        scheduler = engine.scheduler  # type: ignore[attr-defined]
-        plain = scheduler.step_event
-
-        def timed(*arguments: object) -> StepEvent:
-            start = time.thread_time()
-            event: StepEvent = plain(*arguments)
-            schedule_times.append(time.thread_time() - start)
-            return event
-
-        scheduler.step_event = timed
-
-    llm._engine.call(measure).result()
-    throughput(llm, 10_000)
-    return statistics.median(schedule_times)
+def own_time(work: Work, writer: TraceWriter, segments: int) -> dict[str, float]:
+    """Seconds of processor time a step, by both threads, and their share of the time that passed."""
+    watch = Stopwatch(work, writer)
+    work.engine.listen(DirectHub(watch.record))
+    work.engine.scheduler.record_prefixes(True)
+    work.refill()
+    watch.seconds, watch.steps = 0.0, 0
+    before, start = writer.processor_seconds(), time.perf_counter()
+    for _ in range(segments):
+        work.segment(writer)
+    passed = time.perf_counter() - start
+    by_writer = writer.processor_seconds() - before
+    return {
+        "engine_us_a_step": watch.seconds / watch.steps * 1e6,
+        "writer_us_a_step": by_writer / watch.steps * 1e6,
+        "share": (watch.seconds + by_writer) / passed,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--model", help="(default: the packaged model)")
+    parser.add_argument("--pairs", type=int, default=120)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, LLM(trace=Path(folder) / "trace") as llm:
-        print(llm.info)
-        watch = Stopwatch(llm)
-        assert llm._trace is not None
-        hub, thread = DirectHub(watch), llm._trace._thread
-        assert thread.ident is not None
-        clock = time.pthread_getcpuclockid(thread.ident)
-        rates: dict[bool, list[float]] = {True: [], False: []}
-        throughput(llm, 0)
-        writer_before, traced_seconds = time.clock_gettime(clock), 0.0
-        for number in range(flags.rounds):
-            for traced in (number % 2 == 0, number % 2 == 1):
-                llm._engine.call(lambda engine, hub=hub if traced else None: engine.listen(hub)).result()
-                start = time.perf_counter()
-                rates[traced].append(throughput(llm, 2 * number + traced + 1))
-                traced_seconds += (time.perf_counter() - start) * traced
-        writer = time.clock_gettime(clock) - writer_before
-        llm._engine.call(lambda engine: engine.listen(hub)).result()
-        event = step_event_seconds(llm)
-        dropped = llm._trace.num_dropped
-    own = watch.seconds + writer + event * watch.steps
-    figures = {
-        "traced_tokens_s": statistics.median(rates[True]),
-        "plain_tokens_s": statistics.median(rates[False]),
-        "ratio": statistics.median(rates[True]) / statistics.median(rates[False]),
-        "steps": watch.steps,
-        "event_us_a_step": event * 1e6,
-        "record_us_a_step": watch.seconds / watch.steps * 1e6,
-        "writer_us_a_step": writer / watch.steps * 1e6,
-        "own_share": own / traced_seconds,
-        "dropped": dropped,
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        parts = build_engine(
+            EngineConfig(model=flags.model, max_num_seqs=2 * STREAMS, itl_target_ms=0.0, trace=Path(folder) / "trace")
+        )
+        print(parts.info)
+        assert parts.trace is not None
+        work = Work(parts)
+        measure_pairs(work, parts.trace, 4, True)  # not counted
+        control = Ratio.of(measure_pairs(work, parts.trace, flags.pairs, False))
+        samples = measure_pairs(work, parts.trace, flags.pairs, True)
+        ratio = Ratio.of(samples)
+        own = own_time(work, parts.trace, 8)
+        dropped = parts.trace.num_dropped
+        parts.trace.close()
+    print(f"throughput traced / plain  {ratio}; goal: at least 0.99")
+    print(f"nothing traced             {control}")
     print(
-        f"throughput  {figures['traced_tokens_s']:.1f} tokens/s traced, {figures['plain_tokens_s']:.1f} without: "
-        f"{figures['ratio']:.4f} (goal: at least 0.99)\n"
-        f"own time    {figures['event_us_a_step']:.0f} us to make a step's event, "
-        f"{figures['record_us_a_step']:.0f} us to record, {figures['writer_us_a_step']:.0f} us to write: "
-        f"{figures['own_share']:.2%} of the time traced (goal: at most 1 %)"
+        f"own processor time         {own['engine_us_a_step']:.0f} us a step by the engine's thread, "
+        f"{own['writer_us_a_step']:.0f} us by the writer's: {own['share']:.2%} of the time"
     )
     if flags.json:
-        flags.json.write_text(json.dumps(figures, indent=2) + "\n")
+        figures = {"ratio": asdict(ratio), "control": asdict(control), "own": own, "dropped": dropped}
+        flags.json.write_text(json.dumps({**figures, "pairs": [round(each, 5) for each in samples]}, indent=1) + "\n")
+    spread = statistics.pstdev(samples)
+    print(f"a single pair scatters by {spread:.1%}")
     return 0
 
 

@@ -4,6 +4,7 @@
     python benchmarks/tuning.py batch
     python benchmarks/tuning.py predict [--budgets 128,256,512] [--rate 0.6]
     python benchmarks/tuning.py prefix
+    python benchmarks/tuning.py presets
 
 target   Four chats stream while a prompt of 3,200 tokens arrives: the gaps between the chats' tokens until its first
          token, and its TTFT beside that of the same prompt alone.
@@ -12,6 +13,7 @@ batch    What the target of a CPU costs in throughput: requests that come all at
 predict  Records a run at the first budget, replays it at each, runs each for real, and compares. The same with the
          arrivals closer together.
 prefix   A question behind a long shared text, cold and cached.
+presets  With the settings of each: the long prompt alone, the same beside four chats, and requests all at once.
 
 The machine should have nothing else to do.
 """
@@ -38,9 +40,10 @@ from cudaprefill.engine.factory import TOKEN_BUDGET
 from cudaprefill.observe.direct_hub import DirectHub
 from cudaprefill.observe.trace import Trace, TraceHeader, TraceWriter, read_trace
 from cudaprefill.outputs import RequestOutput
+from cudaprefill.presets import PRESETS, preset_settings
 from cudaprefill.protocol.itl_target import ItlTarget, itl_target_text
 from cudaprefill.tune.figures import Figures, recorded_run, relative_errors
-from cudaprefill.tune.replay import replay
+from cudaprefill.tune.replay import replay_often
 from cudaprefill.tune.report import Row, table
 from cudaprefill.tune.step_times import StepModel, step_times
 from cudaprefill.tune.sweep import with_settings
@@ -244,19 +247,19 @@ def measure_predict(flags: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {"runs": []}
     with tempfile.TemporaryDirectory() as folder, LLM(max_num_batched_tokens=LARGEST_BUDGET, max_num_seqs=32) as llm:
         print(llm.info)
-        first: dict[str, Any] = {"max_num_batched_tokens": flags.budgets[0]}
+        first: dict[str, Any] = {"max_num_batched_tokens": flags.budgets[0], "itl_target_ms": 0.0}
         undisturbed_ttft(llm, 1)
         recorded = run_for_real(llm, traffic, Path(folder) / "recorded", first)
         model = StepModel(step_times(recorded.events))
         print(f"recorded {model.num_steps} steps, half of them within {model.median_error:.1%} of the model")
         for name, workload in (("the same traffic", traffic), ("faster, other lengths", faster)):
             for budget in flags.budgets:
-                settings = {"max_num_batched_tokens": budget}
+                settings = {"max_num_batched_tokens": budget, "itl_target_ms": 0.0}
                 real = run_for_real(llm, workload, Path(folder) / f"{name} {budget}", settings)
                 measured = recorded_run(real.events).figures()
                 # The recorded arrivals where they are the same, else those that were asked for.
                 arrivals = trace_workload(recorded, "recorded") if workload is traffic else workload
-                predicted = replay(arrivals, with_settings(scheduler_config(recorded), settings), model).figures()
+                predicted = replay_often(arrivals, with_settings(scheduler_config(recorded), settings), model)
                 figures["runs"].append(_compare(name, budget, predicted, measured))
     return figures
 
@@ -298,9 +301,40 @@ def measure_prefix(flags: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
+# --- presets ---
+
+
+def measure_presets(flags: argparse.Namespace) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    with LLM(max_num_batched_tokens=LARGEST_BUDGET, max_num_seqs=BATCH) as llm:
+        print(llm.info)
+        undisturbed_ttft(llm, 1)
+        for repeat in range(flags.repeats):
+            for number, name in enumerate(PRESETS):
+                settings = preset_settings(name, "cpu")
+                llm.change_settings(
+                    max_num_batched_tokens=settings["max_num_batched_tokens"], itl_target_ms=settings["itl_target_ms"]
+                )
+                seed = 1000 * (1 + number) + 100 * repeat
+                row = figures.setdefault(name, {"alone_s": [], "ttft_s": [], "itl_ms": [], "batch_s": []})
+                row["alone_s"].append(undisturbed_ttft(llm, seed + 50))
+                gaps, ttft = chats_and_a_long_prompt(llm, seed)
+                row["itl_ms"] += [gap * 1e3 for gap in gaps]
+                row["ttft_s"].append(ttft)
+                row["batch_s"].append(at_once(llm, seed + 60))
+    for name, row in figures.items():
+        print(
+            f"{name:5} {LONG} tokens alone {statistics.median(row['alone_s']):.2f} s, beside four chats "
+            f"{statistics.median(row['ttft_s']):.2f} s with their ITL p50 {np.percentile(row['itl_ms'], 50):.0f} ms, "
+            f"p99 {np.percentile(row['itl_ms'], 99):.0f} ms; {BATCH} x ({BATCH_PROMPT}, {BATCH_TOKENS}) "
+            f"{statistics.median(row['batch_s']):.2f} s"
+        )
+    return figures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=("target", "batch", "predict", "prefix"))
+    parser.add_argument("experiment", choices=("target", "batch", "predict", "prefix", "presets"))
     parser.add_argument(
         "--targets", type=lambda text: [*map(parse_itl_target, text.split(","))], default="auto,120", metavar="MS,..."
     )
@@ -317,6 +351,7 @@ def main() -> int:
         "batch": measure_batch,
         "predict": measure_predict,
         "prefix": measure_prefix,
+        "presets": measure_presets,
     }[flags.experiment]
     figures = measure(flags)
     if flags.json:

@@ -225,6 +225,18 @@ def test_a_file_that_cannot_be_opened_or_written_is_an_error_at_once(tmp_path: P
         TraceWriter(tmp_path / "trace", HEADER, open_file=full)
 
 
+def test_what_was_recorded_before_a_drain_is_in_the_file_after_it(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "trace", HEADER, flush_seconds=1000)
+    events = run_of_requests(0, 4)
+    for count in (5, 17, len(events)):
+        for event in events[len(read_trace(writer.path).events) : count]:
+            writer.record(event)
+        writer.drain()
+        assert len(read_trace(writer.path).events) == count
+    writer.close()
+    writer.drain()  # nobody is left to wait for
+
+
 def test_memory_is_bounded_and_what_does_not_fit_is_counted(tmp_path: Path) -> None:
     events = run_of_requests(seed=1, num_requests=6)
     writer = TraceWriter(tmp_path / "trace", HEADER, max_pending=10, flush_seconds=1000)

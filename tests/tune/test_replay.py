@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.trace import Trace, TraceHeader, TraceWriter, read_trace
 from cudaprefill.tune.figures import Figures, recorded_run, relative_errors
-from cudaprefill.tune.replay import Replay, replay
+from cudaprefill.tune.replay import Replay, replay, replay_often
 from cudaprefill.tune.step_times import StepModel, step_times
 from cudaprefill.tune.trace_workload import scheduler_config, trace_workload
 from cudaprefill.tune.workload import SyntheticTraffic, Workload
@@ -29,12 +30,12 @@ class Machine:
         """`bound`: seconds that memory takes for a step of any size."""
         self._noise, self._bound = noise, bound
 
-    def draw(self, work: StepWork, random: np.random.Generator) -> float:
+    def draw(self, work: StepWork, now: float, random: np.random.Generator) -> float:
         tokens = work.decodes + work.chunk_tokens
         seconds = 0.002 + max(self._bound, 0.0007 * tokens) + 2e-7 * work.decode_context + 3e-8 * work.chunk_pairs
         return seconds * float(np.exp(self._noise * random.standard_normal()))
 
-    def draw_gap(self, work: StepWork, random: np.random.Generator) -> float:
+    def draw_gap(self, work: StepWork, now: float, random: np.random.Generator) -> float:
         return 0.0005 + 0.00002 * work.decodes
 
 
@@ -66,11 +67,17 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 def replayed(trace: Trace, **changes: Any) -> Figures:
     config = dataclasses.replace(scheduler_config(trace), **changes)
-    return replay(trace_workload(trace, "trace"), config, StepModel(step_times(trace.events))).figures()
+    return replay_often(trace_workload(trace, "trace"), config, StepModel(step_times(trace.events)))
 
 
+@functools.cache
 def truth(**changes: Any) -> Figures:
-    return replay(TRAFFIC.make(), dataclasses.replace(CONFIG, **changes), Machine(), seed=11).figures()
+    return replay_often(TRAFFIC.make(), dataclasses.replace(CONFIG, **changes), Machine(), seed=11)
+
+
+def assert_close(errors: dict[str, float]) -> None:
+    """10 %; at p99, where one of few requests decides, 20 %."""
+    assert {name: error for name, error in errors.items() if abs(error) > (0.2 if "p99" in name else 0.1)} == {}
 
 
 def test_a_recorded_run_is_measured_as_the_machine_ran(trace: Trace) -> None:
@@ -83,6 +90,17 @@ def test_a_recorded_run_is_measured_as_the_machine_ran(trace: Trace) -> None:
     assert run.hit_rate > 0.2
 
 
+def test_a_short_workload_is_replayed_several_times_and_the_mean_is_told() -> None:
+    few = SyntheticTraffic(requests=100, rate=0.9, prompt=600, output=40, prefix=256, prefixes=3, seed=1).make()
+    runs = [replay(few, CONFIG, Machine(), seed).figures() for seed in range(5)]
+    mean = replay_often(few, CONFIG, Machine())
+    for name in ("p50", "p99"):
+        assert mean.ttft[name] == pytest.approx(np.mean([run.ttft[name] for run in runs]))
+    assert mean.requests == 100
+    assert mean.seconds == pytest.approx(np.mean([run.seconds for run in runs]))
+    assert mean.steps == round(np.mean([run.steps for run in runs]))
+
+
 def test_a_machine_without_noise_is_predicted_within_one_per_cent(tmp_path: Path) -> None:
     quiet = record(tmp_path / "trace", CONFIG, TRAFFIC.make(), Machine(noise=0.0, bound=0.0))
     errors = relative_errors(replayed(quiet), recorded_run(quiet.events).figures())
@@ -92,13 +110,13 @@ def test_a_machine_without_noise_is_predicted_within_one_per_cent(tmp_path: Path
 @pytest.mark.parametrize("changes", [{}, {"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 1024}])
 def test_other_budgets_are_predicted_within_ten_per_cent(trace: Trace, changes: dict[str, Any]) -> None:
     errors = relative_errors(replayed(trace, **changes), truth(**changes))
-    assert max(map(abs, errors.values())) < 0.10, errors
+    assert_close(errors)
 
 
 def test_a_target_is_predicted_and_kept(trace: Trace) -> None:
     predicted, measured = replayed(trace, itl_target_ms=60.0), truth(itl_target_ms=60.0)
     errors = relative_errors(predicted, measured)
-    assert max(map(abs, errors.values())) < 0.10, errors
+    assert_close(errors)
     assert measured.itl["p99"] < 0.066 < truth().itl["p99"]
 
 
@@ -113,4 +131,4 @@ def test_other_rates_are_predicted_within_ten_per_cent(trace: Trace) -> None:
     predicted = replay(workload, CONFIG, StepModel(step_times(trace.events))).figures()
     measured = replay(TRAFFIC.make().faster(0.7), CONFIG, Machine(), seed=11).figures()
     errors = relative_errors(predicted, measured)
-    assert max(map(abs, errors.values())) < 0.10, errors
+    assert_close(errors)

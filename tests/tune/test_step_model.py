@@ -61,10 +61,35 @@ def test_draws_scatter_as_the_steps_did() -> None:
     works = some_works(2000)
     times = [StepTime(work, seconds(work) * float(random.choice([0.9, 1.0, 1.3])), 0.002) for work in works]
     model = StepModel(times)
-    drawn = np.array([model.draw(work, random) / seconds(work) for work in works])
+    drawn = np.array([model.draw(work, 0.0, random) / seconds(work) for work in works * 5])
     assert np.mean(drawn) == pytest.approx(np.mean([0.9, 1.0, 1.3]), rel=0.02)
     assert np.quantile(drawn, [0.1, 0.9]) == pytest.approx([0.9, 1.3], rel=0.02)
-    assert model.draw_gap(works[0], random) == 0.002
+    assert model.draw_gap(works[0], 0.0, random) == 0.002
+
+
+def test_a_slow_while_of_the_run_is_slow_again_at_the_same_time() -> None:
+    random = np.random.default_rng(1)
+    slow = [400 <= number < 600 for number in range(1000)]
+    works = some_works(1000)
+    times = [
+        StepTime(work, seconds(work) * (2.0 if is_slow else 1.0), 0.002, 0.1 * number)
+        for number, (work, is_slow) in enumerate(zip(works, slow, strict=True))
+    ]
+    model = StepModel(times)
+
+    def drawn(now: float) -> float:
+        return float(np.mean([model.draw(work, now, random) / seconds(work) for work in works]))
+
+    for now, expected in ((20.0, 1.0), (50.0, 2.0), (80.0, 1.0), (99.9 + 50.0, 2.0)):
+        assert drawn(now) == pytest.approx(expected, rel=0.03)
+
+
+def test_steps_are_read_of_a_run_from_its_first_step_on() -> None:
+    run = FakeRun(gap=0.5)
+    run.now = 1000.0
+    run.submit([2] * 8, max_tokens=3)
+    run.run()
+    assert [time.start for time in step_times(run.events)] == [0.0, 1.5, 3.0]
 
 
 def test_too_few_steps_are_refused_with_both_numbers() -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import threading
+import time
 import uuid
 from bisect import bisect_right
 from collections import deque
@@ -28,6 +29,7 @@ MAX_BYTES = 256 * 2**20
 MAX_FILES = 4
 MAX_PENDING = 100_000  # events
 FLUSH_SECONDS = 1.0
+_ALIVE_SECONDS = 1.0  # after which one who waits looks whether the writer's thread is still there
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,9 @@ class TraceWriter:
         self._file: BinaryIO | None = self._open_file(self.path)
         self._flush()
         self._require_written()
-        self._closing = threading.Event()
+        self._closing = False
+        self._wake = threading.Event()
+        self._drains: deque[threading.Event] = deque()
         self._thread = threading.Thread(target=self._run, name="cudaprefill-trace", daemon=True)
         self._thread.start()
 
@@ -102,9 +106,23 @@ class TraceWriter:
         for event in events:
             self.record(event)
 
+    def drain(self) -> None:
+        """Returns when all that was recorded before is in the file, or counts as dropped."""
+        drained = threading.Event()
+        self._drains.append(drained)
+        self._wake.set()
+        while not drained.wait(_ALIVE_SECONDS) and self._thread.is_alive():
+            pass
+
+    def processor_seconds(self) -> float:
+        """That the writer's thread has taken so far."""
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
     def close(self) -> None:
         """Writes what is left. Harmless when repeated."""
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
         self._thread.join()
 
     def _require_written(self) -> None:
@@ -114,8 +132,13 @@ class TraceWriter:
             raise self.error
 
     def _run(self) -> None:
-        while not self._closing.wait(self._flush_seconds):
+        while not self._closing:
+            self._wake.wait(self._flush_seconds)
+            self._wake.clear()
+            drains = [self._drains.popleft() for _ in range(len(self._drains))]
             self._flush()
+            for drained in drains:
+                drained.set()
         self._flush()
         if self._file is not None:
             self._file.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,32 @@ class Figures:
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def mean_figures(several: Sequence[Figures]) -> Figures:
+    """Of runs of one workload.
+
+    Percentiles are averaged, not taken of all values together: with few of them they lie between two.
+    """
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(figures, name) for figures in several]))
+
+    def percentiles(name: str) -> dict[str, float]:
+        return {key: float(np.mean([getattr(figures, name)[key] for figures in several])) for key in several[0].ttft}
+
+    return Figures(
+        requests=round(mean("requests")),
+        refused=round(mean("refused")),
+        ttft=percentiles("ttft"),
+        itl=percentiles("itl"),
+        output_tokens_per_second=mean("output_tokens_per_second"),
+        hit_rate=mean("hit_rate"),
+        preemptions=round(mean("preemptions")),
+        steps=round(mean("steps")),
+        largest_step=max(figures.largest_step for figures in several),
+        seconds=mean("seconds"),
+    )
 
 
 def relative_errors(predicted: Figures, measured: Figures) -> dict[str, float]:

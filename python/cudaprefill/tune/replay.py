@@ -16,15 +16,18 @@ from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.errors import QueueFullError
 from cudaprefill.sampling_params import SamplingParams
-from cudaprefill.tune.figures import Run
+from cudaprefill.tune.figures import Figures, Run, mean_figures
 from cudaprefill.tune.workload import Arrival, TokenIds, Workload
+
+ENOUGH_REQUESTS = 500  # for which one replay says enough
+MOST_REPLAYS = 8
 
 
 class StepTimes(Protocol):
     """How long a step takes, and what passes until the next one may start; StepModel is one."""
 
-    def draw(self, work: StepWork, random: np.random.Generator) -> float: ...
-    def draw_gap(self, work: StepWork, random: np.random.Generator) -> float: ...
+    def draw(self, work: StepWork, now: float, random: np.random.Generator) -> float: ...
+    def draw_gap(self, work: StepWork, now: float, random: np.random.Generator) -> float: ...
 
 
 @dataclass(eq=False)
@@ -112,7 +115,7 @@ class Replay:
 
     def _step(self, schedule: Schedule) -> None:
         work = schedule.work
-        self._now += self._times.draw(work, self._random)
+        self._now += self._times.draw(work, self._now, self._random)
         run, members = self.run, self._members
         tokens = []
         for request in schedule.sampled:
@@ -140,7 +143,7 @@ class Replay:
         run.preemptions += len(schedule.preempted)
         run.end = self._now
         if self._scheduler.has_work():
-            self._now += self._times.draw_gap(work, self._random)
+            self._now += self._times.draw_gap(work, self._now, self._random)
 
     def _count_admission(self, lead: Request) -> None:
         """Once a request: what it found in the prefix cache at first."""
@@ -154,3 +157,13 @@ class Replay:
 
 def replay(workload: Workload, config: SchedulerConfig, times: StepTimes, seed: int = 0) -> Run:
     return Replay(workload, config, times, seed).to_end()
+
+
+def replay_often(workload: Workload, config: SchedulerConfig, times: StepTimes, seed: int = 0) -> Figures:
+    """A short workload several times, so that one draw of step times does not decide on a percentile of few requests.
+
+    Raises ValueError if no request got a token.
+    """
+    count = max(1, min(MOST_REPLAYS, ENOUGH_REQUESTS // len(workload.arrivals)))
+    seeds = range(MOST_REPLAYS * seed, MOST_REPLAYS * seed + count)
+    return mean_figures([replay(workload, config, times, each).figures() for each in seeds])

@@ -56,7 +56,7 @@ def as_json(rows: Sequence[Row], **more: Any) -> str:
 
 
 WIDTH, HEIGHT, MARGIN = 760, 460, 64
-_COLOURS = (
+COLOURS = (
     "#4c72b0",
     "#dd8452",
     "#55a868",
@@ -73,8 +73,8 @@ _COLOURS = (
 def picture(rows: Sequence[Row], title: str) -> str:
     """SVG: a line a setting, from its p50 over its p90 to its p99, ITL to the right and TTFT upwards, logarithmic."""
     points = [[(row.figures.itl[name], row.figures.ttft[name]) for name in row.figures.ttft] for row in rows]
-    across = _Axis([max(itl, 1e-6) for line in points for itl, _ in line], MARGIN, WIDTH - 24)
-    up = _Axis([max(ttft, 1e-6) for line in points for _, ttft in line], HEIGHT - MARGIN, 48 + 16 * len(rows))
+    across = Axis([max(itl, 1e-6) for line in points for itl, _ in line], MARGIN, WIDTH - 24)
+    up = Axis([max(ttft, 1e-6) for line in points for _, ttft in line], HEIGHT - MARGIN, 48 + 16 * len(rows))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
@@ -86,13 +86,13 @@ def picture(rows: Sequence[Row], title: str) -> str:
     for value in across.ticks():
         x = across.place(value)
         parts.append(f'<line x1="{x:.1f}" y1="{up.end}" x2="{x:.1f}" y2="{up.begin}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{up.begin + 18}" text-anchor="middle">{_tick(value)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{up.begin + 18}" text-anchor="middle">{tick(value)}</text>')
     for value in up.ticks():
         y = up.place(value)
         parts.append(f'<line x1="{across.begin}" y1="{y:.1f}" x2="{across.end}" y2="{y:.1f}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{across.begin - 6}" y="{y + 4:.1f}" text-anchor="end">{_tick(value)}</text>')
+        parts.append(f'<text x="{across.begin - 6}" y="{y + 4:.1f}" text-anchor="end">{tick(value)}</text>')
     for index, (row, line) in enumerate(zip(rows, points, strict=True)):
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = COLOURS[index % len(COLOURS)]
         places = [(across.place(max(itl, 1e-6)), up.place(max(ttft, 1e-6))) for itl, ttft in line]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
@@ -106,7 +106,7 @@ def picture(rows: Sequence[Row], title: str) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-class _Axis:
+class Axis:
     """Logarithmic, over whole steps of 1, 2, 5, 10 ... around the values."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
@@ -126,5 +126,5 @@ class _Axis:
         return [value for value in values if self._low - 1e-9 <= math.log10(value) <= self._high + 1e-9]
 
 
-def _tick(seconds: float) -> str:
+def tick(seconds: float) -> str:
     return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"

@@ -22,6 +22,7 @@ LEAST_STEPS = 20  # that a model can be fitted to
 _KNOTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LEAST_IN_STRETCH = 12
 _BINS = 8  # of steps by predicted time; each keeps its own deviations
+_NEAREST = 16  # of a bin's steps, in time, that a deviation is drawn from
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class StepTime:
     work: StepWork
     duration: float
     gap: float | None  # to the next step; None if the engine had nothing to do in between
+    start: float = 0.0  # seconds from the first step
 
 
 def step_times(events: Sequence[RequestEvent | StepEvent]) -> list[StepTime]:
@@ -55,7 +57,7 @@ def step_times(events: Sequence[RequestEvent | StepEvent]) -> list[StepTime]:
     for (step, work, busy), after in zip(steps, [*steps[1:], None], strict=True):
         follows = after is not None and busy and after[0].number == step.number + 1
         gap = after[0].start - step.start - step.duration if follows and after is not None else None
-        times.append(StepTime(work, step.duration, gap))
+        times.append(StepTime(work, step.duration, gap, step.start - steps[0][0].start))
     return times
 
 
@@ -82,21 +84,23 @@ class StepModel:
         self._coefficients = fit_relative(features, durations)
         predicted = features @ self._coefficients
         self.median_error = float(np.median(np.abs(predicted / durations - 1)))
-        self._scatter = Scatter(predicted, durations / predicted)
-        gaps = [(time.work.decodes, max(0.0, time.gap)) for time in times if time.gap is not None]
+        starts = np.array([time.start for time in times])
+        self._scatter = Scatter(predicted, durations / predicted, starts)
+        gaps = [(time.work.decodes, max(0.0, time.gap), time.start) for time in times if time.gap is not None]
         self._gaps = Scatter(*map(np.array, zip(*gaps, strict=True))) if gaps else None
 
     def predict(self, work: StepWork) -> float:
         """Median seconds of such a step."""
         return float(np.dot(self._features(work), self._coefficients))
 
-    def draw(self, work: StepWork, random: np.random.Generator) -> float:
+    def draw(self, work: StepWork, now: float, random: np.random.Generator) -> float:
+        """Seconds of such a step that starts `now`, in seconds from the first."""
         predicted = self.predict(work)
-        return predicted * self._scatter.draw(predicted, random)
+        return predicted * self._scatter.draw(predicted, now, random)
 
-    def draw_gap(self, work: StepWork, random: np.random.Generator) -> float:
+    def draw_gap(self, work: StepWork, now: float, random: np.random.Generator) -> float:
         """Seconds until the next step, if there is work."""
-        return 0.0 if self._gaps is None else self._gaps.draw(work.decodes, random)
+        return 0.0 if self._gaps is None else self._gaps.draw(work.decodes, now, random)
 
     def _features(self, work: StepWork) -> list[float]:
         tokens = num_tokens(work)
@@ -115,18 +119,29 @@ def _knots_for(tokens: NDArray[np.int64]) -> list[tuple[float, float]]:
 
 
 class Scatter:
-    """Values as they were seen near a place: drawn from those of the bin that it falls into."""
+    """Values as they were seen near a place, about the same time of the run.
 
-    def __init__(self, places: Array, values: Array) -> None:
+    A machine that is slow for a while makes every step of that while slow. Drawn from all of the run at random, such
+    values would average out, and no queue would ever have stood as long as it did.
+    """
+
+    def __init__(self, places: Array, values: Array, times: Array) -> None:
+        """times: seconds from the beginning of the run, in ascending order."""
         order = np.argsort(places, kind="stable")
         count = max(1, min(_BINS, len(places) // LEAST_STEPS))
-        bins = np.array_split(order, count)
-        self._starts = np.array([places[members[0]] for members in bins[1:]])
+        bins = [np.sort(members) for members in np.array_split(order, count)]
+        self._starts = np.array([places[members].min() for members in bins[1:]])
         self._values = [values[members] for members in bins]
+        self._times = [times[members] for members in bins]
+        self._span = float(times.max()) or 1.0
 
-    def draw(self, place: float, random: np.random.Generator) -> float:
-        values = self._values[int(np.searchsorted(self._starts, place, side="right"))]
-        return float(values[random.integers(len(values))])
+    def draw(self, place: float, time: float, random: np.random.Generator) -> float:
+        """One of those that were seen nearest to `time`; a run that goes on for longer begins anew."""
+        chosen = int(np.searchsorted(self._starts, place, side="right"))
+        values, times = self._values[chosen], self._times[chosen]
+        first = int(np.searchsorted(times, time % self._span)) - _NEAREST // 2
+        first = max(0, min(first, len(values) - _NEAREST))
+        return float(values[first + random.integers(min(_NEAREST, len(values)))])
 
 
 def count_kinds(times: Sequence[StepTime]) -> Counter[str]:

@@ -13,7 +13,7 @@ from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.observe.trace import Trace, read_trace
 from cudaprefill.tune.figures import Figures, recorded_run, relative_errors
 from cudaprefill.tune.public_traces import read_azure, read_mooncake
-from cudaprefill.tune.replay import replay
+from cudaprefill.tune.replay import replay_often
 from cudaprefill.tune.report import Row, Settings
 from cudaprefill.tune.step_times import StepModel, step_times
 from cudaprefill.tune.trace_workload import scheduler_config, trace_workload
@@ -62,7 +62,7 @@ class Experiment:
 
     def replayed(self, settings: Settings, seed: int = 0) -> Figures:
         """Raises ValueError for settings that contradict each other, and if no request got a token."""
-        return replay(self.workload, with_settings(self.config, settings), self.model, seed).figures()
+        return replay_often(self.workload, with_settings(self.config, settings), self.model, seed)
 
     def own_error(self) -> dict[str, float] | None:
         """How far the model is off on the very run it was fitted to; None where that was not measured."""
