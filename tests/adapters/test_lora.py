@@ -132,6 +132,16 @@ def test_matrices_that_the_file_holds_fused(tmp_path: Path) -> None:
     assert_equal_logits(engine, case.expected)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_attention_beside_experts(tmp_path: Path, family: str) -> None:
+    configs = {"attention": lora(8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])}
+    case = make_case(tmp_path, family, configs)
+    engine = case.engine(budget=48)
+    ask_all(engine)
+    engine.run()
+    assert_equal_logits(engine, case.expected)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_on_a_gguf_file(tmp_path: Path, family: str) -> None:
     """Where a file's rows of q and k are in another order, those of the adapter's B are not."""

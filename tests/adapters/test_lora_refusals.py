@@ -176,6 +176,17 @@ def test_an_adapter_of_a_larger_model(registry: AdapterRegistry, tmp_path: Path)
     refuse(registry, tmp_path / "bad", r"lora_. of '.*' must have the shape .*96.* got .*132")
 
 
+def test_experts(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "mixtral")
+    dtype = torch.float32
+    registry = AdapterRegistry(AdapterTarget(read_model_config(tmp_path), torch.device("cpu"), dtype, dtype, 256))
+    dense = save_tiny_model(tmp_path, "llama")
+    save_adapter(tmp_path / "bad", dense, lora(4, target_modules=SEVEN))
+    refuse(
+        registry, tmp_path / "bad", "target_modules names '(gate|up|down)_proj', which is no linear layer in which LoRA"
+    )
+
+
 def test_weights_that_are_pickled(registry: AdapterRegistry, folder: Path, tmp_path: Path) -> None:
     bad = changed(folder / "good", tmp_path / "bad")
     (bad / "adapter_model.safetensors").unlink()
