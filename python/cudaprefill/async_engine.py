@@ -135,7 +135,9 @@ class AsyncEngine:
 
         Raises UnknownAdapterError.
         """
-        await asyncio.wrap_future(self.adapters.unload(name))
+        adapter = self.adapters.withdraw(name)
+        # In the engine's thread, so that it comes after all requests that were handed over before.
+        await asyncio.wrap_future(await self.call(lambda engine: adapter.unload()))
 
     async def abort(self, request_id: str) -> bool:
         """Ends a request wherever it is; its last deltas say "abort". False for an id that is unknown or finished."""

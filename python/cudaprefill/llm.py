@@ -84,9 +84,10 @@ class LLM:
 
         One SamplingParams for all or one each. `adapter`: the name of one that is loaded, for all of them.
         `progress` gets requests done and in all.
-        Raises ValueError naming the prompt that is wrong, before any is run, and QueueFullError if there are more
-        prompts than max_num_queued_reqs allows; the others are aborted then.
+        Raises ValueError naming the prompt that is wrong, before any is run, UnknownAdapterError, and QueueFullError if
+        there are more prompts than max_num_queued_reqs allows; the others are aborted then.
         """
+        self._require(adapter)
         requests = []
         for number, (prompt, params) in enumerate(_paired(_listed(prompts), sampling_params, "prompts")):
             with _naming(f"prompt {number}"):
@@ -106,6 +107,7 @@ class LLM:
             raise ValueError(f"conversations must be a list of messages or of such lists, got {_kind(conversations)}")
         one = bool(conversations) and isinstance(conversations[0], Mapping)
         listed = cast("Sequence[Sequence[Message]]", [conversations] if one else conversations)
+        self._require(adapter)
         requests: list[tuple[Request, str | None]] = []
         for number, (messages, params) in enumerate(_paired(listed, sampling_params, "conversations")):
             with _naming(f"conversation {number}"):
@@ -142,7 +144,9 @@ class LLM:
 
         Raises UnknownAdapterError.
         """
-        self._adapters.unload(name).result()
+        adapter = self._adapters.withdraw(name)
+        # In the engine's thread, so that it comes after all requests that were handed over before.
+        self._engine.call(lambda engine: adapter.unload()).result().result()
 
     def reset_prefix_cache(self) -> None:
         """Forgets all cached prefixes."""
@@ -203,6 +207,11 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _require(self, adapter: str | None) -> None:
+        """Raises UnknownAdapterError: it is about no single prompt."""
+        if adapter is not None:
+            self._adapters.get(adapter)
 
     def _new_id(self) -> str:
         return f"request-{next(self._ids)}"

@@ -161,7 +161,7 @@ def test_a_name_is_taken_until_it_is_unloaded(tmp_path: Path) -> None:
     registry.load("a", write_prompt_adapter(tmp_path))
     with pytest.raises(AdapterError, match="'a' is loaded already, from "):
         registry.load("a", tmp_path)
-    registry.unload("a").result(0)
+    registry.withdraw("a")
     registry.load("a", tmp_path)
 
 

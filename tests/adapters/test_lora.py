@@ -239,7 +239,7 @@ def test_an_unloaded_adapter_leaves_the_memory(llama: Case) -> None:
     engine.run()
     assert request.adapter is not None
     weights = weakref.ref(request.adapter.lora)
-    engine.adapters.unload("seven").result()
+    engine.adapters.withdraw("seven").unload().result()
     engine.seen.clear()
     del request
     gc.collect()
@@ -254,7 +254,7 @@ def test_other_content_under_the_same_name_never_hits_the_old_blocks(llama: Case
     engine.ask("1", TEXT, "seven")
     engine.run()
     for round_, folder in enumerate([changed(llama.folders["seven"], tmp_path / "other", louder), None]):
-        engine.adapters.unload("seven").result()
+        engine.adapters.withdraw("seven").unload().result()
         engine.adapters.load("seven", folder or llama.folders["seven"])
         request = engine.ask(f"again {round_}", TEXT, "seven")
         engine.run()

@@ -58,7 +58,7 @@ def test_a_refused_request_does_not_count_as_a_use() -> None:
 
 def test_unknown_names_are_refused() -> None:
     registry = AdapterRegistry()
-    for call in (registry.get, registry.unload):
+    for call in (registry.get, registry.withdraw):
         with pytest.raises(UnknownAdapterError, match="'x'"):
             call("x")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft import PrefixTuningConfig, PromptEncoderConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from cudaprefill import LLM, SamplingParams, UnknownAdapterError
 from cudaprefill.engine.request import Request
 from cudaprefill.models import Decoder, default_model_path, load_model, read_model_config
 from cudaprefill.text.tokenizer import Tokenizer
@@ -49,6 +51,33 @@ def train(base: PreTrainedModel, config: Any, token_ids: list[int], folder: Path
         optimizer.step()
     model.save_pretrained(folder)
     return losses
+
+
+def test_the_python_api(llm: LLM, tmp_path: Path) -> None:
+    model = read_model_config(default_model_path())
+    folder = write_prompt_adapter(tmp_path, 64, hidden_size=model.hidden_size, num_layers=model.num_layers)
+    one = SamplingParams(temperature=0, max_tokens=1)
+    llm.load_adapter("tuned", folder)
+    try:
+        assert llm.adapters == ["tuned"]
+        found = []
+        for ask in (llm.generate, llm.generate, llm.chat):
+            prompt: Any = [{"role": "user", "content": QUESTION}] if ask == llm.chat else QUESTION
+            (output,) = ask(prompt, one, adapter="tuned")
+            assert output.metrics is not None
+            found.append(output.metrics.num_cached_virtual_tokens)
+        assert found == [0, 64, 64]
+        stream = llm.stream(QUESTION, SamplingParams(max_tokens=20, ignore_eos=True), adapter="tuned")
+        llm.unload_adapter("tuned")
+        assert stream.wait().finished
+    finally:
+        with contextlib.suppress(UnknownAdapterError):
+            llm.unload_adapter("tuned")
+    with pytest.raises(UnknownAdapterError, match="no adapter 'tuned' is loaded"):
+        llm.generate(QUESTION, one, adapter="tuned")
+    rows = torch.zeros(3, model.hidden_size)
+    (output,) = llm.generate({"prompt_embeds": rows, "prompt": QUESTION}, one)
+    assert len(output.outputs[0].token_ids) == 1
 
 
 def test_openais_client_of_a_server_with_adapters(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 
 from torch import Tensor
@@ -86,15 +85,15 @@ class AdapterRegistry:
             self._adapters[name] = adapter
         return adapter
 
-    def unload(self, name: str) -> Future[None]:
-        """New requests are refused from now on; the result comes when the last one that uses it has ended.
+    def withdraw(self, name: str) -> Adapter:
+        """Frees the name at once; `Adapter.unload` is still to be called, in the engine's thread.
 
-        Raises UnknownAdapterError. The name is free at once.
+        Raises UnknownAdapterError.
         """
         with self._lock:
             adapter = self.get(name)
             del self._adapters[name]
-        return adapter.unload()
+        return adapter
 
     def _refuse_taken(self, name: str) -> None:
         if name in self._adapters:
