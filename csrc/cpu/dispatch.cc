@@ -27,6 +27,9 @@ void linear_int8(const LinearParams& params);
 namespace avx512_vnni {
 void linear_int8(const LinearParams& params);
 }
+namespace avx512_bf16 {
+void prefill_attention(const PrefillAttentionParams& params);
+}
 #endif
 
 namespace {
@@ -53,6 +56,12 @@ KernelTable with_linear_int8(KernelTable kernels, void (*linear_int8)(const Line
   kernels.linear_int8 = linear_int8;
   return kernels;
 }
+
+// The kernels of a level with the one that AVX512_BF16 makes faster.
+KernelTable with_prefill_attention(KernelTable kernels, void (*prefill_attention)(const PrefillAttentionParams&)) {
+  kernels.prefill_attention = prefill_attention;
+  return kernels;
+}
 #endif
 
 // All levels that run here, from the lowest to the highest.
@@ -67,6 +76,9 @@ std::vector<IsaLevel> levels_of_this_machine() {
   if (has_avx512()) levels.push_back({"avx512", avx512::kKernels});
   if (has_avx512() && __builtin_cpu_supports("avx512vnni")) {
     levels.push_back({"avx512_vnni", with_linear_int8(avx512::kKernels, avx512_vnni::linear_int8)});
+  }
+  if (has_avx512() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
+    levels.push_back({"avx512_bf16", with_prefill_attention(levels.back().kernels, avx512_bf16::prefill_attention)});
   }
 #endif
   return levels;

@@ -7,7 +7,7 @@
 namespace cudaprefill::cpu {
 
 struct IsaLevel {
-  const char* name;  // "plain", "avx2", "avx2_vnni", "avx512" or "avx512_vnni"
+  const char* name;  // "plain", "avx2", "avx2_vnni", "avx512", "avx512_vnni" or "avx512_bf16"
   KernelTable kernels;
 };
 

@@ -98,6 +98,9 @@ def prefill_attention(
     ``cu_seqlens_q[0] .. cu_seqlens_q[B]`` stay untouched. With n new tokens and c tokens in all, row i sees the keys
     ``0 .. c - n + i``, and of these only the last `window` if that is not 0. Scores are ``scale * q @ k``, capped as
     ``softcap * tanh(score / softcap)`` if that is not 0. Entries of the block table from ceil(c / S) on are never read.
+
+    A CPU of level "avx512_bf16" multiplies the K and V of a bfloat16 cache as they are if D is even: it rounds q and
+    the weights of the softmax to bfloat16 as well, as a GPU does, and sums in float32. Otherwise all of it is float32.
     """
 
 
@@ -309,7 +312,7 @@ def dequantise_rows(groups: Tensor, block_format: int, num_rows: int, num_column
 
 
 def cpu_isa() -> str:
-    """The level of the CPU kernels that this process runs: plain, avx2, avx2_vnni, avx512 or avx512_vnni.
+    """The level of the CPU kernels that this process runs: plain, avx2, avx2_vnni, avx512, avx512_vnni or avx512_bf16.
 
     The highest that the machine offers, unless the environment variable ``CUDAPREFILL_CPU_ISA`` names a lower one;
     ``RuntimeError`` if it names one that is unknown or missing here.

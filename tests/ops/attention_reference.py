@@ -96,14 +96,18 @@ def attention(
     window: int = 0,
     softcap: float = 0.0,
     dtype: torch.dtype = torch.float64,
+    factor_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Plain attention of one request, every step of it computed and rounded in `dtype`.
+
+    factor_dtype: what the queries and the weights are rounded to before they are multiplied with keys and values.
 
     q [R, Hq, D] of the rows at `positions` [R] sees the keys [L, Hkv, D] up to its own position, and with a window only
     the last `window` of these. Returns [R, Hq, D].
     """
     group = q.shape[1] // keys.shape[1]
-    queries = q.to(dtype).transpose(0, 1)
+    factor_dtype = factor_dtype or dtype
+    queries = q.to(factor_dtype).to(dtype).transpose(0, 1)
     keys = keys.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
     values = values.to(dtype).transpose(0, 1).repeat_interleave(group, dim=0)
     scores = queries @ keys.transpose(1, 2) * scale
@@ -114,7 +118,7 @@ def attention(
     if window:
         visible &= distance < window
     weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
-    return (weights @ values).transpose(0, 1)
+    return (weights.to(factor_dtype).to(dtype) @ values).transpose(0, 1)
 
 
 def assert_rows_as_exact_as_torch(
@@ -126,23 +130,36 @@ def assert_rows_as_exact_as_torch(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    factor_dtype: torch.dtype | None = None,
 ) -> None:
     """The error against float64 is at most twice that of torch doing the same in the type that q and keys promote to.
 
-    Beside that, one rounding to float32 of each score and each output is allowed: a score of s that is rounded moves
-    its weight by s * eps. Few rows would otherwise leave it to luck which of two equally exact results has the larger
-    error. Errors are taken over all elements (root of the sum of squares), a sum that one wrong element exceeds by far.
+    factor_dtype: what kernel and torch may round the queries and the weights to before they multiply.
+
+    Beside that, one rounding to float32 of each score and each output is allowed, and one to factor_dtype of each
+    output: a score of s that is rounded moves its weight by s * eps. Few rows would otherwise leave it to luck which of
+    two equally exact results has the larger error. Errors are taken over all elements (root of the sum of squares), a
+    sum that one wrong element exceeds by far.
     """
     exact = attention(q, keys, values, positions, scale, window, softcap)
-    in_torch = attention(q, keys, values, positions, scale, window, softcap, torch.promote_types(q.dtype, keys.dtype))
+    dtype = torch.promote_types(q.dtype, keys.dtype)
+    in_torch = attention(q, keys, values, positions, scale, window, softcap, dtype, factor_dtype)
     actual_error = (actual.double() - exact).norm().item()
     torch_error = (in_torch.to(actual.dtype).double() - exact).norm().item()
     largest_score = scale * q.double().norm(dim=-1).max().item() * keys.double().norm(dim=-1).max().item()
     rounding = torch.finfo(torch.float32).eps * (1 + largest_score) * exact.norm().item()
+    if factor_dtype is not None:
+        rounding += torch.finfo(factor_dtype).eps / 2 * exact.norm().item()
     assert actual_error <= 2 * torch_error + rounding, f"error {actual_error:.3g}, in torch {torch_error:.3g}"
 
 
-def assert_as_exact_as_torch(actual: Tensor, batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> None:
+def assert_as_exact_as_torch(
+    actual: Tensor,
+    batch: PagedBatch,
+    window: int = 0,
+    softcap: float = 0.0,
+    factor_dtype: torch.dtype | None = None,
+) -> None:
     """As above for the rows of every request of a batch."""
     for request, length in enumerate(batch.context_lens.tolist()):
         rows = batch.query_rows(request)
@@ -150,7 +167,7 @@ def assert_as_exact_as_torch(actual: Tensor, batch: PagedBatch, window: int = 0,
             positions = torch.arange(length - (rows.stop - rows.start), length)
             keys, values = batch.keys[request], batch.values[request]
             assert_rows_as_exact_as_torch(
-                actual[rows], batch.q[rows], keys, values, positions, batch.scale, window, softcap
+                actual[rows], batch.q[rows], keys, values, positions, batch.scale, window, softcap, factor_dtype
             )
 
 

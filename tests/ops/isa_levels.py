@@ -9,8 +9,9 @@ from pathlib import Path
 
 from cudaprefill import ops
 
-ISA_LEVELS = ["plain", "avx2", "avx2_vnni", "avx512", "avx512_vnni"]
+ISA_LEVELS = ["plain", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"]
 VNNI = "_vnni"  # of two levels that differ in this, the products of integers differ and nothing else
+BF16 = "_bf16"  # the same of prefill attention over a bfloat16 cache
 
 
 def lower_isa_levels() -> list[str]:
@@ -23,9 +24,15 @@ def lower_isa_levels() -> list[str]:
 
 
 def lower_float_levels() -> list[str]:
-    """Of these the ones that differ in more than the products of integers."""
-    own = ops.cpu_isa().removesuffix(VNNI)
+    """Of these the ones that differ in more than the products of integers, and prefill attention over bfloat16."""
+    own = ops.cpu_isa().removesuffix(VNNI).removesuffix(BF16)
     return [level for level in lower_isa_levels() if not level.endswith(VNNI) and level != own]
+
+
+def lower_attention_levels() -> list[str]:
+    """Those at which prefill attention differs."""
+    below = [ops.cpu_isa().removesuffix(BF16)] if ops.cpu_isa().endswith(BF16) else []
+    return lower_float_levels() + [level for level in below if level in lower_isa_levels()]
 
 
 def run_at_isa_level(level: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from cudaprefill import ops
 LIBRARY = Path(ops.__file__).with_name("_ops.so")
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.*)>:$")
 INSTRUCTION = re.compile(r"^ +[0-9a-f]+:\t(\S+)(.*)$")
-LEVEL = re.compile(r"4avx2|9avx2_vnni|6avx512|11avx512_vnni")  # as the namespaces of isa.h are mangled
+LEVEL = re.compile(r"4avx2|9avx2_vnni|6avx512|11avx512_vnni|11avx512_bf16")  # as the namespaces of isa.h are mangled
 AVX512_OPERAND = re.compile(r"%zmm|%k[0-7]|%[xy]mm(1[6-9]|2\d|3[01])\b")
 
 pytestmark = [
@@ -45,15 +45,16 @@ def test_no_function_needs_more_than_its_level() -> None:
         for function, mnemonic, operands in instructions()
         if (
             mnemonic.startswith("v")
-            and not {"6avx512", "11avx512_vnni"} & set(LEVEL.findall(function))
+            and not {"6avx512", "11avx512_vnni", "11avx512_bf16"} & set(LEVEL.findall(function))
             and (not {"4avx2", "9avx2_vnni"} & set(LEVEL.findall(function)) or AVX512_OPERAND.search(operands))
         )
         or ("vpdp" in mnemonic and "_vnni" not in function)
+        or ("bf16" in mnemonic and "11avx512_bf16" not in LEVEL.findall(function))
     }
     assert not too_high
 
 
 def test_all_levels_are_in_the_library() -> None:
     functions = {function for function, _, _ in instructions()}
-    for namespace in ("5plain", "4avx2", "9avx2_vnni", "6avx512", "11avx512_vnni"):
+    for namespace in ("5plain", "4avx2", "9avx2_vnni", "6avx512", "11avx512_vnni", "11avx512_bf16"):
         assert any(namespace in function for function in functions), f"{namespace} was not built"

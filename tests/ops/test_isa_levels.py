@@ -46,7 +46,7 @@ def test_the_environment_chooses_a_lower_level(level: str) -> None:
     assert run_at_isa_level(level, *PRINT_LEVEL).stdout.strip() == level
 
 
-def test_an_unknown_level_is_refused_with_both_names() -> None:
+def test_an_unknown_level_is_refused_with_the_names_of_those_there_are() -> None:
     run = run_at_isa_level("sse9", *PRINT_LEVEL)
     assert run.returncode != 0
     assert '"sse9"' in run.stderr

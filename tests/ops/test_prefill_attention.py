@@ -13,12 +13,12 @@ from torch import Tensor
 from cudaprefill import ops
 from tests.ops.attention_reference import (
     PagedBatch,
-    assert_as_exact_as_torch,
     assert_rows_as_exact_as_torch,
     paged_batch,
     threads,
 )
-from tests.ops.isa_levels import lower_float_levels, passes_at_isa_level
+from tests.ops.attention_reference import assert_as_exact_as_torch as assert_as_exact_with_factors
+from tests.ops.isa_levels import lower_attention_levels, passes_at_isa_level
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -40,8 +40,16 @@ def prefill(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("level", lower_float_levels())
-def test_lower_float_levels_pass_this_file(level: str) -> None:
+def assert_as_exact_as_torch(out: Tensor, batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> None:
+    multiplies_bfloat16 = (
+        ops.cpu_isa() == "avx512_bf16" and batch.k_cache.dtype == torch.bfloat16 and batch.q.shape[-1] % 2 == 0
+    )
+    factor_dtype = torch.bfloat16 if multiplies_bfloat16 else None
+    assert_as_exact_with_factors(out, batch, window, softcap, factor_dtype)
+
+
+@pytest.mark.parametrize("level", lower_attention_levels())
+def test_lower_levels_pass_this_file(level: str) -> None:
     passes_at_isa_level(level, __file__)
 
 
@@ -67,8 +75,9 @@ def test_head_sizes_that_fill_no_vector(head_size: int, kv_dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 64])
-def test_block_sizes(block_size: int) -> None:
-    batch = paged_batch([7, 64, 200], [7, 150, 333], block_size=block_size)
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_block_sizes(block_size: int, kv_dtype: torch.dtype) -> None:
+    batch = paged_batch([7, 64, 200], [7, 150, 333], block_size=block_size, kv_dtype=kv_dtype)
     assert_as_exact_as_torch(prefill(batch), batch)
 
 
@@ -167,13 +176,15 @@ def test_soft_cap(softcap: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 7, 32, 130, 1000])
-def test_window(window: int) -> None:
-    batch = paged_batch([1, 72, 200, 90], [40, 72, 600, 500])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_window(window: int, kv_dtype: torch.dtype) -> None:
+    batch = paged_batch([1, 72, 200, 90], [40, 72, 600, 500], kv_dtype=kv_dtype)
     assert_as_exact_as_torch(prefill(batch, window), batch, window)
 
 
-def test_keys_before_the_window_contribute_nothing() -> None:
-    batch = paged_batch([40], [400])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_keys_before_the_window_contribute_nothing(kv_dtype: torch.dtype) -> None:
+    batch = paged_batch([40], [400], kv_dtype=kv_dtype)
     poisoned = 400 - 40 - 32 + 1  # what the first row's window of 32 leaves out
     for position in range(poisoned):
         block = batch.block_table[0, position // 16]
@@ -184,9 +195,10 @@ def test_keys_before_the_window_contribute_nothing() -> None:
 
 @pytest.mark.parametrize("window", [0, 32])
 @pytest.mark.parametrize("chunk", [1, 24, 64])
-def test_chunks_give_what_one_shot_gives(chunk: int, window: int) -> None:
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+def test_chunks_give_what_one_shot_gives(chunk: int, window: int, kv_dtype: torch.dtype) -> None:
     tokens = 72
-    batch = paged_batch([tokens], [tokens])
+    batch = paged_batch([tokens], [tokens], kv_dtype=kv_dtype)
     out = torch.full_like(batch.q, math.nan)
     for first in range(0, tokens, chunk):
         last = min(first + chunk, tokens)
