@@ -1,10 +1,11 @@
-"""The element-wise ops and the matmul on the CPU, beside what the machine can do, all measured in this run.
+"""The ops on the CPU, beside what the machine can do, all measured in this run.
 
     python benchmarks/ops_cpu.py [--threads N] [--seconds S] [--only NAME ...]
 
 What moves memory is told in GB/s and as a share of a plain read of memory, the matmul of many rows in GFLOP/s and as a
 multiple of torch's. `step` is all ops of one decoded token of a Llama of 135 million weights beside the reading of
-these weights. Times are the shortest of those that fit into `--seconds`.
+these weights. `attention` is what benchmarks/attention_cpu.py measures. Times are the shortest of those that fit into
+`--seconds`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 
+import attention_cpu
 import torch
 from machine import read_bandwidth
 from torch import Tensor
@@ -26,6 +28,7 @@ HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 Q_HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 TOKENS = [1, 64, 1600]
 CACHE_BLOCKS = 2048
+PARTS = ("elementwise", "kv", "linear", "step", "attention")
 
 
 class Bench:
@@ -164,11 +167,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure")
-    parser.add_argument("--only", nargs="*", choices=("elementwise", "kv", "linear", "step"))
+    parser.add_argument("--only", nargs="*", choices=PARTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     ops.set_num_threads(arguments.threads)
-    wanted = arguments.only or ("elementwise", "kv", "linear", "step")
+    wanted = arguments.only or PARTS
     with torch.inference_mode():
         bench = Bench(arguments.seconds)
         print(f"{ops.cpu_isa()}, {arguments.threads} threads, plain read of memory {bench.read_bytes / 1e9:.1f} GB/s")
@@ -185,6 +188,8 @@ def main() -> None:
                     bench.linear(3072, 576, rows, dtype)
             if "step" in wanted:
                 bench.step(dtype)
+        if "attention" in wanted:
+            attention_cpu.Bench(arguments.seconds).all()
 
 
 if __name__ == "__main__":
