@@ -36,6 +36,9 @@ PROMPT = random_tokens(50)
 TOLERANCE = 1e-4
 Quantisation = gguf.GGMLQuantizationType
 
+# As every Gemma 3 is: five layers of six with a window, and an embedding of theirs.
+GEMMA3 = {"num_hidden_layers": 7, "sliding_window_pattern": 6}
+
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 32/8": ("llama", {"hidden_size": 128, "num_attention_heads": 32, "num_key_value_heads": 8}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -43,6 +46,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "qwen2": ("qwen2", {}),
     "qwen3, tied": ("qwen3", {"tie_word_embeddings": True}),
+    "mixtral": ("mixtral", {}),
+    "qwen3_moe": ("qwen3_moe", {"norm_topk_prob": True, "mlp_only_layers": []}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 64, "tie_word_embeddings": True}),
+    "gemma3": ("gemma3_text", {**GEMMA3, "query_pre_attn_scalar": 64, "tie_word_embeddings": True}),
+    "phi3": ("phi3", {}),
 }
 
 
@@ -188,6 +196,64 @@ def test_scaled_rope_comes_from_the_metadata(tmp_path: Path, rope_type: str) -> 
     torch.testing.assert_close(logits_of(tmp_path / "model.gguf"), expected, rtol=0, atol=TOLERANCE)
 
 
+def test_a_longrope_comes_from_two_tensors(tmp_path: Path) -> None:
+    rope = {**ROPE["longrope"], "partial_rotary_factor": 0.75}
+    rope |= {name: rope[name][:24] for name in ("short_factor", "long_factor")}
+    reference = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+
+    def scaling(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_dimension_count(48)
+        writer.add_rope_scaling_orig_ctx_len(64)
+        for kind in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(rope[f"{kind}_factor"], np.float32))
+
+    write_gguf(tmp_path / "model.gguf", reference, metadata=scaling)
+    tokens = random_tokens(75)
+    for length, max_model_len in ((50, 64), (75, 256)):
+        runner = PagedRunner(load_model(tmp_path / "model.gguf", max_model_len=max_model_len))
+        logits = runner.step(chunks={"a": tokens[:length]})["a"]
+        torch.testing.assert_close(logits, reference_logits(reference, tokens[:length]), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [Quantisation.Q4_0, Quantisation.Q8_0])
+def test_experts_stay_in_blocks(tmp_path: Path, kind: Quantisation) -> None:
+    reference = tiny_model("mixtral", intermediate_size=128)
+    write_gguf(tmp_path / "model.gguf", reference, kind)
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            if weight.dim() >= 2 and "mlp.gate." not in name:
+                values = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
+                weight.copy_(torch.from_numpy(values))
+    decoder = load_model(tmp_path / "model.gguf")
+    assert isinstance(decoder.weights.layers[0].gate_up, BlockMatrix)
+    expected = reference_logits(reference, PROMPT)
+    logits = PagedRunner(decoder).step(chunks={"a": PROMPT})["a"]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+    as_floats = logits_of(tmp_path / "model.gguf", dtype="float32")
+    torch.testing.assert_close(as_floats, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_experts_in_several_formats_are_dequantised(tmp_path: Path) -> None:
+    reference = tiny_model("mixtral", intermediate_size=128)
+    kinds = {"": Quantisation.Q8_0, "ffn_up_exps": Quantisation.Q4_0}
+    write_gguf(tmp_path / "model.gguf", reference, kinds)
+    decoder = load_model(tmp_path / "model.gguf")
+    layer = decoder.weights.layers[0]
+    assert isinstance(layer.qkv, BlockMatrix)
+    assert isinstance(layer.gate_up, torch.Tensor)
+    assert isinstance(layer.down, torch.Tensor)
+    logits = PagedRunner(decoder).step(chunks={"a": PROMPT})["a"]
+    torch.testing.assert_close(logits, logits_of(tmp_path / "model.gguf", dtype="float32"), rtol=0, atol=TOLERANCE)
+
+
+def test_a_missing_expert_is_named_as_in_the_file(tmp_path: Path) -> None:
+    model = tiny_model("mixtral")
+    model.config.num_local_experts = 6
+    write_gguf(tmp_path / "model.gguf", model)
+    with pytest.raises(WeightsError, match=r"'blk\.0\.ffn_gate_exps\.weight'"):
+        load_model(tmp_path / "model.gguf")
+
+
 def test_a_window_comes_from_the_metadata(tmp_path: Path) -> None:
     reference = tiny_model("mistral", sliding_window=20)
     write_gguf(tmp_path / "model.gguf", reference, metadata=lambda writer: writer.add_sliding_window(20))
@@ -244,7 +310,11 @@ def test_metadata_of_every_type_is_read(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[gguf.GGUFWriter], Any], str]] = {
-    "experts": (lambda writer: writer.add_expert_count(8), "expert_count = 8"),
+    "experts": (lambda writer: writer.add_expert_count(8), "expert_used_count is missing"),
+    "more chosen": (
+        lambda writer: (writer.add_expert_count(8), writer.add_expert_used_count(9)),
+        r"a token must choose 1 \.\. 8 experts, got 9",
+    ),
     "unknown key": (lambda writer: writer.add_logit_scale(0.5), r"llama\.logit_scale = 0.5 is unknown"),
     "partial rotary": (lambda writer: writer.add_rope_dimension_count(32), "rope.dimension_count = 32.*only 64"),
     "rope type": (

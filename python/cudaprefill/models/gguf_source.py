@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import gguf
 import numpy as np
@@ -11,29 +12,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from cudaprefill.models.checkpoint_names import CheckpointNames
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.errors import WeightsError
 from cudaprefill.models.gguf import GgufFile, GgufTensor
+from cudaprefill.models.gguf_config import LONG_FACTORS, SHORT_FACTORS
 
 _NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROPE_FACTORS = "rope_freqs.weight"
+_NOT_WEIGHTS = {_ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS}
 _STORED_DTYPES = {
     gguf.GGMLQuantizationType.F32: torch.float32,
     gguf.GGMLQuantizationType.F16: torch.float16,
@@ -47,7 +38,12 @@ class GgufSource:
     """A TensorSource that dequantises on the way. Raises WeightsError for a quantisation that cannot be undone."""
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
-        self._tensors = {_hf_name(name): tensor for name, tensor in file.tensors.items() if name != _ROPE_FACTORS}
+        self._names = _layer_names(config.names)
+        self._expert_names = _expert_names(config.names)
+        self._tensors: dict[str, GgufTensor] = {}
+        for name, tensor in file.tensors.items():
+            if name not in _NOT_WEIGHTS:
+                self._tensors |= self._by_hf_name(name, tensor)
         self._config = config
         self._num_threads = torch.get_num_threads()
         self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="dequantise")
@@ -62,7 +58,7 @@ class GgufSource:
             self.rope_factors = torch.from_numpy(factors.dequantise(factors.rows).flatten())
 
     def stored_name(self, name: str) -> str:
-        return self._tensors[name].name if name in self._tensors else _gguf_name(name)
+        return self._tensors[name].name if name in self._tensors else self._gguf_name(name)
 
     def stored_dtype(self, name: str) -> torch.dtype | None:
         return _STORED_DTYPES.get(self._tensors[name].quantisation)
@@ -105,6 +101,42 @@ class GgufSource:
         else:
             list(self._threads.map(dequantise, range(0, num_rows, run)))
 
+    def _by_hf_name(self, name: str, tensor: GgufTensor) -> dict[str, GgufTensor]:
+        """A tensor of the file under its Hugging Face name, or that of each expert under its own.
+
+        A tensor that has no such name keeps the one of the file.
+        """
+        match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+        if match is None:
+            return {name: tensor}
+        layer, part, kind = match.groups()
+        if layer is None:
+            return {f"{_NAMES[part]}.{kind}" if part in _NAMES else name: tensor}
+        if part in self._names:
+            return {f"model.layers.{layer}.{self._names[part]}.{kind}": tensor}
+        if part not in self._expert_names or len(tensor.shape) != 3:
+            return {name: tensor}
+        experts, outputs, inputs = tensor.shape
+        rows = tensor.rows.reshape(experts, outputs, -1)
+        return {
+            f"model.layers.{layer}.{self._expert_names[part].format(number)}.{kind}": replace(
+                tensor, shape=(outputs, inputs), rows=rows[number]
+            )
+            for number in range(experts)
+        }
+
+    def _gguf_name(self, name: str) -> str:
+        """What the file would call a tensor that it lacks."""
+        stem, kind = name.rsplit(".", 1)
+        match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
+        if match is None:
+            parts = {hf: part for part, hf in _NAMES.items()}
+            return f"{parts[stem]}.{kind}"
+        layer, of_layer = match.groups()
+        of_any_expert = re.sub(r"experts\.\d+", "experts.{}", of_layer)
+        parts = {hf: part for part, hf in {**self._names, **self._expert_names}.items()}
+        return f"blk.{layer}.{parts[of_any_expert]}.{kind}"
+
     def _row_order(self, name: str) -> npt.NDArray[np.intp] | None:
         """The row of the file for each row of the Hugging Face tensor; None where they are the same.
 
@@ -112,7 +144,7 @@ class GgufSource:
         """
         config = self._config
         projection = name.split(".")[-2]
-        if config.family != "llama" or projection not in ("q_proj", "k_proj"):
+        if config.family not in ("llama", "mixtral") or projection not in ("q_proj", "k_proj"):
             return None
         num_heads = config.num_q_heads if projection == "q_proj" else config.num_kv_heads
         rows = np.arange(num_heads * config.head_size).reshape(num_heads, config.head_size // 2, 2)
@@ -131,21 +163,27 @@ def _assign(out: Tensor, values: npt.NDArray[np.float32]) -> None:
     out.view(torch.uint16).numpy()[...] = np.where(np.isnan(values), np.uint32(0x7FC0), to_nearest_even)
 
 
-def _hf_name(name: str) -> str:
-    """The Hugging Face name of a file's tensor; a tensor that has none keeps its own."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if match:
-        layer, part, kind = match.groups()
-        if layer is None and part in _NAMES:
-            return f"{_NAMES[part]}.{kind}"
-        if layer is not None and part in _LAYER_NAMES:
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
-    return name
+def _layer_names(names: CheckpointNames) -> dict[str, str]:
+    """The Hugging Face name of each part of a layer, by its name in GGUF files."""
+    qkv = ("attn_q", "attn_k", "attn_v") if len(names.qkv) == 3 else ("attn_qkv",)
+    gate_up = ("ffn_gate", "ffn_up") if len(names.gate_up) == 2 else ("ffn_up",)
+    parts = {
+        "attn_norm": names.attention_norm,
+        **dict(zip(qkv, names.qkv, strict=True)),
+        "attn_q_norm": names.q_norm,
+        "attn_k_norm": names.k_norm,
+        "attn_output": names.o,
+        "post_attention_norm": names.attention_output_norm,
+        "ffn_norm": names.feed_forward_norm,
+        **dict(zip(gate_up, names.gate_up, strict=True)),
+        "ffn_down": names.down,
+        "post_ffw_norm": names.feed_forward_output_norm,
+        "ffn_gate_inp": names.router,
+    }
+    return {part: name for part, name in parts.items() if name}
 
 
-def _gguf_name(name: str) -> str:
-    """The inverse of `_hf_name`."""
-    stem, kind = name.rsplit(".", 1)
-    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", stem)
-    names = {hf: part for part, hf in (_LAYER_NAMES if match else _NAMES).items()}
-    return f"blk.{match[1]}.{names[match[2]]}.{kind}" if match else f"{names[stem]}.{kind}"
+def _expert_names(names: CheckpointNames) -> dict[str, str]:
+    """The same for what files hold of all experts in one tensor, [experts, outputs, inputs]."""
+    gate, up = names.expert_gate_up
+    return {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": names.expert_down}
