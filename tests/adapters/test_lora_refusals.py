@@ -192,3 +192,14 @@ def test_weights_that_are_pickled(registry: AdapterRegistry, folder: Path, tmp_p
     (bad / "adapter_model.safetensors").unlink()
     torch.save({}, bad / "adapter_model.bin")
     refuse(registry, bad, "holds only pickled weights")
+
+
+def test_experts_are_no_linear_layers(tmp_path: Path) -> None:
+    """Layer 0 has experts."""
+    base = save_tiny_model(tmp_path, "qwen3_moe")
+    save_adapter(tmp_path / "good", base, lora(4, target_modules=["q_proj"]))
+    dtype = torch.float32
+    moe = AdapterRegistry(AdapterTarget(read_model_config(tmp_path), torch.device("cpu"), dtype, dtype, 256))
+    change = put("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", torch.zeros(4, 96))
+    bad = changed(tmp_path / "good", tmp_path / "bad", tensors=change)
+    refuse(moe, bad, "the model has no linear layer 'model.layers.0.mlp.up_proj' in which LoRA is served")

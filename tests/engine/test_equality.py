@@ -149,6 +149,20 @@ def test_preempted(model_and_reference: tuple[Decoder, Any], caching: bool) -> N
     assert sum(request.num_preemptions for request in preempted.requests) > 0
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "phi3", "mixtral", "qwen3_moe"])
+def test_families_whose_layers_differ(tmp_path: Path, family: str) -> None:
+    """Chunked, cached, and preempted: windows in some layers, two rotary embeddings, experts."""
+    reference = save_tiny_model(tmp_path, family)
+    model = load_model(tmp_path)
+    assert_equals_reference(reference, run(model, num_blocks=64, budget=17, caching=False))
+    cached = run(model, num_blocks=64, budget=24, caching=True, rounds=2)
+    assert_equals_reference(reference, cached)
+    assert all(request.num_hit_tokens >= 32 for request in cached.requests[len(PROMPTS) :])
+    preempted = run(model, num_blocks=12, budget=40, caching=True)
+    assert_equals_reference(reference, preempted)
+    assert sum(request.num_preemptions for request in preempted.requests) > 0
+
+
 def test_forked(model_and_reference: tuple[Decoder, Any]) -> None:
     """Completions of one prompt go apart in a block that they share, so it is copied before it is written."""
     model, reference = model_and_reference
