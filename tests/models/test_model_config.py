@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cudaprefill.models import ModelConfig, UnsupportedModelError, WeightsError, read_model_config
-from cudaprefill.models.config import LayerConfig
+from cudaprefill.models.config import ExpertsConfig, LayerConfig
 from cudaprefill.models.hf_config import parse_hf_config
 from cudaprefill.models.rope import RopeConfig
 
@@ -33,6 +33,8 @@ QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim
 _GEMMA = {**{key: BASE[key] for key in BASE if key != "rope_theta"}, "head_dim": 64, "sliding_window": 512}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", **_GEMMA}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", **_GEMMA}
+MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", **BASE}
+QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 64, **BASE}
 PHI3 = {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", **BASE, "max_position_embeddings": 4096}
 
 
@@ -130,6 +132,19 @@ def test_what_tells_gemma_apart() -> None:
     assert [(layer.rope.theta, layer.rope.factor) for layer in both.layers] == [(1e4, 1.0), (1e6, 8.0)] * 2
 
 
+def test_which_layers_have_experts() -> None:
+    mixtral = parse_hf_config({**MIXTRAL, "num_local_experts": 6, "num_experts_per_tok": 3})
+    experts = ExpertsConfig(num_experts=6, num_chosen=3, intermediate_size=512, renormalise=True)
+    assert [layer.experts for layer in mixtral.layers] == [experts] * 4
+    sizes = {"num_experts": 9, "moe_intermediate_size": 64, "mlp_only_layers": [3]}
+    qwen = parse_hf_config({**QWEN3_MOE, **sizes})
+    experts = ExpertsConfig(num_experts=9, num_chosen=8, intermediate_size=64, renormalise=False)
+    assert [layer.experts for layer in qwen.layers] == [experts, experts, experts, None]
+    every_second = parse_hf_config({**QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": True})
+    assert [layer.experts is not None for layer in every_second.layers] == [False, True, False, True]
+    assert every_second.layers[1].experts.renormalise
+
+
 def test_what_tells_phi_apart() -> None:
     longrope = {"type": "su", "short_factor": [1.0] * 24, "long_factor": [2.0] * 24}
     lengths = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
@@ -180,6 +195,9 @@ def test_keys_that_change_nothing_are_ignored() -> None:
 
 REFUSED = [
     (LLAMA, {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "model_type = 'gemma'"),
+    (LLAMA, {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"}, "'gpt_oss' is not supported: .* sinks"),
+    (LLAMA, {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}, "'gemma3' .* vision tower"),
+    (LLAMA, {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}, "model_type = 'cohere' is not supported"),
     (LLAMA, {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     (LLAMA, {"architectures": ["MistralForCausalLM"]}, "contradicts"),
     (LLAMA, {"architectures": None, "model_type": None}, "architectures and model_type are missing"),
@@ -205,6 +223,11 @@ REFUSED = [
     (MISTRAL, {"attention_bias": True}, "attention_bias = True"),
     (MISTRAL, {"sliding_window": 64, "layer_types": ["full_attention"] * 4}, "sliding_window 64 .* all 4 .* in 0"),
     (QWEN2, {"mlp_bias": True}, "mlp_bias = True"),
+    (MIXTRAL, {"num_local_experts": 2, "num_experts_per_tok": 3}, r"must choose 1 \.\. 2 experts, got 3"),
+    (MIXTRAL, {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    (QWEN3_MOE, {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size = 64"),
+    (QWEN3_MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step must be an integer of at least 1, got 0"),
+    (QWEN3_MOE, {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layer numbers, got 3"),
     (GEMMA2, {"hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
     (GEMMA2, {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
     (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.errors import UnsupportedModelError, WeightsError
-from cudaprefill.models.families import FAMILIES, Family
+from cudaprefill.models.families import FAMILIES, NOT_COMPUTED, Family
 from cudaprefill.models.fields import Fields
 
 # What else than null a key may say for the model to be one that is computed here.
@@ -90,6 +90,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _family(fields: Fields) -> Family:
     model_type, architectures = fields.get("model_type"), fields.get("architectures", [])
+    if model_type in NOT_COMPUTED:
+        raise UnsupportedModelError(
+            f"config.json: model_type = {model_type!r} is not supported: {NOT_COMPUTED[model_type]}"
+        )
     fields.only("model_type", *FAMILIES)
     by_architecture = {family.architecture: family for family in FAMILIES.values()}
     if len(architectures) > 1 or any(name not in by_architecture for name in architectures):

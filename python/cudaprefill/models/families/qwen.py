@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cudaprefill.models.config import ExpertsConfig, LayerConfig, ModelConfig
+from cudaprefill.models.errors import UnsupportedModelError
 from cudaprefill.models.families.family import ROPE_TYPES, Family, model_config, read_head_size, read_windows
 from cudaprefill.models.fields import Fields
 from cudaprefill.models.hf_rope import read_rope
@@ -42,6 +43,8 @@ def _parse_qwen3_moe(fields: Fields) -> ModelConfig:
         renormalise=fields.flag("norm_topk_prob"),
     )
     dense, step = fields.get("mlp_only_layers", []), fields.integer("decoder_sparse_step")
+    if not isinstance(dense, list):
+        raise UnsupportedModelError(f"config.json: mlp_only_layers must be a list of layer numbers, got {dense!r}")
     layers = tuple(
         LayerConfig(rope=rope, window=of, experts=None if number in dense or (number + 1) % step else experts)
         for number, of in enumerate(windows)
