@@ -9,17 +9,21 @@ import pytest
 
 from cudaprefill.cli.main import main
 from cudaprefill.cli.profile import middle_half
-from cudaprefill.observe.step_profiler import ProfiledStep
+from cudaprefill.observe.step_profiler import OP_PARTS, ProfiledStep
 from tests.models.tiny import save_tiny_model
+from tests.ops.op_calls import OPS
 from tests.text.made_tokenizers import byte_level, write_folder
+
+
+def made_model(folder: Path, family: str) -> str:
+    save_tiny_model(folder, family)
+    write_folder(folder, byte_level())
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny_model(folder, "llama")
-    write_folder(folder, byte_level())
-    return str(folder)
+    return made_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 def flags(model: str, *more: str) -> list[str]:
@@ -41,6 +45,19 @@ def test_each_kind_of_step_is_profiled_as_asked(model: str, capsys: pytest.Captu
         assert profile["seconds_without_clocks"] > 0
     attention = [{name for name in each["parts"] if "attention" in name} for each in (decodes, prefill)]
     assert attention == [{"forward: attention of decodes"}, {"forward: attention of chunks"}]
+
+
+def test_experts_and_their_router_have_parts_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags(made_model(tmp_path, "mixtral"), "--json")) == 0
+    for profile in json.loads(capsys.readouterr().out)["profiles"]:
+        parts = {name.removeprefix("forward: ") for name in profile["parts"]}
+        assert {"experts", "linear router", "linear qkv", "linear o"} <= parts
+        assert not {"linear gate and up", "linear down", "activate and multiply"} & parts
+
+
+def test_every_op_of_a_step_has_a_part() -> None:
+    matrices_and_loading = {"linear", "linear_blocks", "dequantise_rows", "group_blocks"}
+    assert set(OPS) - matrices_and_loading == set(OP_PARTS)
 
 
 def test_the_table_has_a_line_a_part_with_its_share(model: str, capsys: pytest.CaptureFixture[str]) -> None:

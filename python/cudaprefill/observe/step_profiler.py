@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # The parts, in the order of a step. What no clock stands around is "other".
 SCHEDULE, BUILD, SAMPLE, COMMIT, TEXT, OTHER = "schedule", "build", "sample", "commit", "text", "other"
 FORWARD, LOGITS, ON_DEVICE = "forward", "logits", "forward and logits"
-_OPS = {
+OP_PARTS = {
     "rms_norm": "norms",
     "add_rms_norm": "norms",
     "rope_write_kv": "rope and KV write",
@@ -38,10 +38,20 @@ _OPS = {
     "prefill_attention": "attention of chunks",
     "silu_and_mul": "activate and multiply",
     "gelu_tanh_and_mul": "activate and multiply",
+    "expert_mlp": "experts",
+    "expert_mlp_blocks": "experts",
+    "add_lora": "LoRA",
+    "write_kv": "KV of prefix tuning",
     "copy_blocks": "block copies",
 }
-_MATRICES = {"qkv": "linear qkv", "o": "linear o", "gate_up": "linear gate and up", "down": "linear down"}
-FORWARD_PARTS = ("embedding", *_MATRICES.values(), *dict.fromkeys(_OPS.values()), "between the ops")
+_MATRICES = {  # by their field in LayerWeights; those of experts are multiplied in the op
+    "qkv": "linear qkv",
+    "o": "linear o",
+    "gate_up": "linear gate and up",
+    "down": "linear down",
+    "router": "linear router",
+}
+FORWARD_PARTS = ("embedding", *_MATRICES.values(), *dict.fromkeys(OP_PARTS.values()), "between the ops")
 PARTS = (SCHEDULE, BUILD, *(f"{FORWARD}: {part}" for part in FORWARD_PARTS), LOGITS, ON_DEVICE, SAMPLE, COMMIT, TEXT)
 
 
@@ -97,7 +107,7 @@ class StepProfiler:
         model = self._engine.model_runner.model
         self._put(model, "logits", self._timed(LOGITS, model.logits))
         self._put(model, "forward", self._timed(f"{FORWARD}: between the ops", model.forward))
-        for name, part in _OPS.items():
+        for name, part in OP_PARTS.items():
             self._put(ops, name, self._timed(f"{FORWARD}: {part}", getattr(ops, name)))
         if isinstance(model, Decoder):
             self._put(model, "_embed", self._timed(f"{FORWARD}: embedding", model._embed))
