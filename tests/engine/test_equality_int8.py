@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cudaprefill.engine.factory import resolve_kv_cache_dtype
 from cudaprefill.models import Decoder, load_model
 from tests.engine.test_equality import PROMPTS, Run, run
 from tests.models.gguf_files import write_gguf
@@ -50,6 +51,13 @@ def one_shot(models: dict[str, Decoder]) -> Run:
 def rounding(models: dict[str, Decoder], one_shot: Run) -> float:
     """What the rounding of activations changes in the logits."""
     return largest_difference(one_shot, run(models["float32"], num_blocks=64, budget=512, caching=False))
+
+
+def test_the_cache_is_bfloat16_where_activations_are_rounded_anyway(models: dict[str, Decoder]) -> None:
+    assert resolve_kv_cache_dtype("auto", models["int8"]) == torch.bfloat16
+    assert resolve_kv_cache_dtype("auto", models["float32"]) == torch.float32
+    assert resolve_kv_cache_dtype("float32", models["int8"]) == torch.float32
+    assert resolve_kv_cache_dtype("float16", models["float32"]) == torch.float16
 
 
 def test_the_rounding_shows_and_is_small(one_shot: Run, rounding: float) -> None:

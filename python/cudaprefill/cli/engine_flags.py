@@ -76,7 +76,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "where 150 ms hold for whoever reads when a prompt arrives; no target on a GPU)",
     )
     add("--max-num-queued-reqs", type=count, metavar="N", help="refuse requests when N wait (default: no limit)")
-    add("--kv-cache-dtype", choices=DTYPES, default="auto", help="(default: as the activations)")
+    add(
+        "--kv-cache-dtype",
+        choices=DTYPES,
+        default="auto",
+        help="(default: as the activations; bfloat16 with --linear-math int8)",
+    )
     add("--kv-cache-memory", type=memory, metavar="SIZE", help="KV cache on a CPU, e.g. 4GiB (default: 2GiB)")
     add(
         "--gpu-memory-utilization",
