@@ -239,10 +239,16 @@ def run_for_real(llm: LLM, workload: Workload, path: Path, settings: dict[str, A
 
 def measure_predict(flags: argparse.Namespace) -> dict[str, Any]:
     traffic = SyntheticTraffic(
-        requests=flags.requests, rate=flags.rate, prompt=500, output=60, prefix=256, prefixes=4, seed=5
+        requests=flags.requests, rate=flags.rate, prompt=500, output=60, prefix=256, prefixes=4, seed=2 * flags.seed
     ).make()
     faster = SyntheticTraffic(
-        requests=flags.requests, rate=flags.rate * 1.3, prompt=300, output=90, prefix=256, prefixes=4, seed=6
+        requests=flags.requests,
+        rate=flags.rate * 1.3,
+        prompt=300,
+        output=90,
+        prefix=256,
+        prefixes=4,
+        seed=2 * flags.seed + 1,
     ).make()
     figures: dict[str, Any] = {"runs": []}
     with tempfile.TemporaryDirectory() as folder, LLM(max_num_batched_tokens=LARGEST_BUDGET, max_num_seqs=32) as llm:
@@ -341,6 +347,7 @@ def main() -> int:
     parser.add_argument("--budgets", type=lambda text: [int(item) for item in text.split(",")], metavar="N,...")
     parser.add_argument("--rate", type=float, default=0.6, help="requests a second of predict")
     parser.add_argument("--requests", type=int, default=60, help="of predict")
+    parser.add_argument("--seed", type=int, default=0, help="of the traffic of predict")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args()
