@@ -1,10 +1,12 @@
 """What the terminal UI costs the engine: the mean ITL with `cudaprefill top` attached, and without, in turns.
 
     PYTHONPATH=python:tui:. python benchmarks/tui_attached.py [--streams 4] [--seconds 20] [--rounds 5] [--url URL]
+                                                              [--parts]
 
-Without --url it starts a server of its own. The streams decode all the time; ITL is the server's own, from /metrics.
-The UI runs on a pseudo-terminal of 120 x 40 that reads all it is sent. On one machine it takes its share of the cores
-from the engine: over a network it does not. To be run while nothing else does.
+--parts also measures clients that only read the telemetry, and that decode it: what the server's and the client's part
+of the cost is. Without --url it starts a server of its own. The streams decode all the time; ITL is the server's own,
+from /metrics. The UI runs on a pseudo-terminal of 120 x 40 that reads all it is sent. On one machine it takes its share
+of the cores from the engine: over a network it does not. To be run while nothing else does.
 """
 
 from __future__ import annotations
@@ -35,15 +37,22 @@ SUMS = re.compile(r"^vllm:inter_token_latency_seconds_(sum|count)\{[^}]*\} (\S+)
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class AttachedUi:
-    """`cudaprefill top` in a terminal; `written` counts what that terminal was sent."""
+CLIENTS = {
+    "reads": ["benchmarks.telemetry_reader", "{url}"],
+    "decodes": ["benchmarks.telemetry_reader", "{url}", "--decode"],
+    "ui": ["cudaprefill.cli.main", "top", "--url", "{url}"],
+}
 
-    def __init__(self, url: str, scratch: str) -> None:
+
+class AttachedClient:
+    """One of CLIENTS in a terminal; `written` counts what that terminal was sent."""
+
+    def __init__(self, name: str, url: str, scratch: str) -> None:
         self.written = 0
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "XDG_CONFIG_HOME": scratch}
-        command = [sys.executable, "-m", "cudaprefill.cli.main", "top", "--url", url]
+        command = [sys.executable, "-m", *(word.format(url=url) for word in CLIENTS[name])]
         self._process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
         os.close(slave)
         os.set_blocking(self._master, False)
@@ -103,30 +112,41 @@ async def mean_itl(url: str, seconds: float) -> float:
     return (end[0] - begin[0]) / (end[1] - begin[1])
 
 
+async def with_client(name: str, url: str, seconds: float) -> tuple[float, str]:
+    """Mean ITL in seconds, and what the client took."""
+    with tempfile.TemporaryDirectory() as scratch:
+        client = AttachedClient(name, url, scratch)
+        await asyncio.sleep(SETTLE)
+        cpu, written, began = client.cpu, client.written, time.perf_counter()
+        itl = await mean_itl(url, seconds)
+        wall = time.perf_counter() - began
+        share, rate = (client.cpu - cpu) / wall, (client.written - written) / wall
+        await client.close()
+    return itl, f"{share:.1%} of a core, {rate / 1e3:.1f} KB/s to its terminal"
+
+
 async def measure(url: str, arguments: argparse.Namespace) -> None:
-    ratios = []
+    clients = list(CLIENTS) if arguments.parts else ["ui"]
+    ratios: dict[str, list[float]] = {name: [] for name in clients}
     async with streams(url, arguments.streams):
         await asyncio.sleep(SETTLE)
         for turn in range(arguments.rounds):
-            itls: dict[bool, float] = {}
-            for attached in (False, True) if turn % 2 == 0 else (True, False):
-                if not attached:
-                    itls[attached] = await mean_itl(url, arguments.seconds)
-                    continue
-                with tempfile.TemporaryDirectory() as scratch:
-                    ui = AttachedUi(url, scratch)
-                    await asyncio.sleep(SETTLE)
-                    cpu, written, began = ui.cpu, ui.written, time.perf_counter()
-                    itls[attached] = await mean_itl(url, arguments.seconds)
-                    wall = time.perf_counter() - began
-                    share, rate = (ui.cpu - cpu) / wall, (ui.written - written) / wall
-                    await ui.close()
-            ratios.append(itls[True] / itls[False])
-            print(
-                f"round {turn + 1}: mean ITL {itls[False] * 1e3:.2f} ms without, {itls[True] * 1e3:.2f} ms with"
-                f" ({ratios[-1] - 1:+.1%}); the UI took {share:.1%} of a core, {rate / 1e3:.1f} KB/s to its terminal"
-            )
-    print(f"{arguments.streams} streams, median of {arguments.rounds} rounds: {statistics.median(ratios) - 1:+.1%}")
+            itls: dict[str, float] = {}
+            order = ["none", *clients]
+            for name in order if turn % 2 == 0 else reversed(order):
+                took = ""
+                if name == "none":
+                    itls[name] = await mean_itl(url, arguments.seconds)
+                else:
+                    itls[name], took = await with_client(name, url, arguments.seconds)
+                print(f"round {turn + 1}, {name}: mean ITL {itls[name] * 1e3:.2f} ms{'; ' if took else ''}{took}")
+            for name in clients:
+                ratios[name].append(itls[name] / itls["none"] - 1)
+    for name, found in ratios.items():
+        print(
+            f"{arguments.streams} streams, {name}: {statistics.median(found):+.1%}"
+            f" ({min(found):+.1%} to {max(found):+.1%}) in {arguments.rounds} rounds"
+        )
 
 
 async def main(arguments: argparse.Namespace) -> None:
@@ -146,4 +166,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--url", default="", help="a running server")
+    parser.add_argument("--parts", action="store_true", help="also clients that only read, and that decode")
     asyncio.run(main(parser.parse_args()))

@@ -46,9 +46,9 @@ class Desktop:
 
     @property
     def dialog(self) -> str:
-        """The title of the dialog in front, "" where there is none."""
+        """The title of the dialog in front, "" where there is none, or none that has its place on the screen yet."""
         box = self.app.screen.query(".dialog")
-        return str(box.first().border_title) if box else ""
+        return str(box.first().border_title) if box and box.first().region.area else ""
 
     @property
     def toasts(self) -> list[str]:

@@ -21,6 +21,7 @@ from cudaprefill_tui.recording import Recorder, read_recording
 from tests.tui.desktop_harness import Desktop, desktop
 from tests.tui.fake_link import FakeLink, snapshot
 
+SMALL = (80, 24)  # a desktop all the same
 BY_ID = {command.id: command for command in COMMANDS}
 
 
@@ -208,7 +209,7 @@ async def clear(desk: Desktop) -> None:
 @pytest.mark.parametrize("menu", [menu for menu in MENUS if menu != "Play"])
 def test_the_commands_of_a_menu_do_what_they_say(menu: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with desktop(tmp_path) as desk:
+        async with desktop(tmp_path, size=SMALL) as desk:
             for command in COMMANDS:
                 if command.menu == menu and command.id != "file.quit":
                     await clear(desk)
@@ -245,7 +246,7 @@ def test_keys_menu_entries_and_the_palette_all_lead_to_the_command(
     """What the command then does is asked above; here it only says its name."""
 
     async def main() -> None:
-        async with desktop(tmp_path) as desk:
+        async with desktop(tmp_path, size=SMALL) as desk:
             await being_answered(desk)  # so that no command is out of place
             called: list[str] = []
             screen_type = type(desk.screen)

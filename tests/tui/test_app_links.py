@@ -80,7 +80,7 @@ def test_whatever_a_server_sends_the_desktop_goes_on(message: str, tmp_path: Pat
     async def main() -> None:
         async with served(behave) as url:
             link = ServerLink(url)
-            async with desktop(tmp_path, link) as desk:
+            async with desktop(tmp_path, link, size=(80, 24)) as desk:
                 await asyncio.wait_for(sent.wait(), PATIENCE)
                 await until(lambda: link.view.engine is not None)
                 await desk.pilot.pause(0.3)

@@ -93,13 +93,11 @@ def test_html_links_and_controls_in_an_answer_neither_vanish_nor_act(tmp_path: P
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(
-    "text", ["漢字 and 仮名 " * 20, "👩‍👩‍👧‍👦🎉 " * 40, "שלום עולם مرحبا " * 20, "e\u0301\u0301" * 200]
-)
-def test_wide_characters_emoji_and_right_to_left_text_stay_inside_their_pane(text: str, tmp_path: Path) -> None:
+def test_wide_characters_emoji_and_right_to_left_text_stay_inside_their_pane(tmp_path: Path) -> None:
     async def main() -> None:
-        async with desktop(tmp_path, says(text)) as desk:
-            await desk.ask(text)
+        async with desktop(tmp_path) as desk:
+            for text in ("漢字 and 仮名 " * 20, "👩‍👩‍👧‍👦🎉 " * 40, "שלום עולם مرحبا " * 20, "e\u0301\u0301" * 200):
+                await desk.ask(text)
             for width in (120, 81, 60, 120):
                 await desk.pilot.resize_terminal(width, 40)
                 await desk.pilot.pause()
@@ -386,8 +384,8 @@ def test_a_long_answer_costs_as_much_at_its_end_as_at_its_start(tmp_path: Path) 
             costs = []
             for start in range(0, 4000, 400):
                 began = time.process_time()
-                for place in range(start, start + 400, 40):
-                    view.add_text("".join(tokens[place : place + 40]))
+                for place in range(start, start + 400, 80):
+                    view.add_text("".join(tokens[place : place + 80]))
                     await view._flush()
                     await desk.pilot.pause()
                 await desk.press("x")

@@ -185,6 +185,33 @@ def test_the_newest_step_is_in_sight_until_one_scrolls_back_and_again_after_end(
     play(pane, scene)
 
 
+def test_the_thumb_of_the_scrollbar_is_where_the_view_is() -> None:
+    """Within a cell, and without being drawn for every step."""
+    engine, view, pane = SyntheticEngine(), EngineView(clock=Clock()), StepsPane()
+    view.apply(engine.snapshot())
+
+    async def scene(app: PaneApp, pilot: Pilot[None]) -> None:
+        steps, bar, places = pane.list, pane.list.vertical_scrollbar, set()
+
+        def is_there() -> bool:
+            height = steps.size.height
+            end = (bar.position + height) / bar.window_virtual_size - (steps.scroll_y + height) / steps.num_lines
+            return abs(end * height) <= 1
+
+        run(engine, view, pane, 20)
+        for _ in range(25):
+            run(engine, view, pane, 8)
+            await pilot.pause()
+            assert is_there()
+            places.add(bar.position)
+        assert len(places) < 20
+        steps.scroll_to_line(50)
+        await pilot.pause()
+        assert is_there()
+
+    play(pane, scene)
+
+
 def test_scrolling_by_the_wheel_stops_following_too() -> None:
     engine, view, pane = SyntheticEngine(), EngineView(clock=Clock()), StepsPane()
     view.apply(engine.snapshot())

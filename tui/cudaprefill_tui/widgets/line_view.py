@@ -77,8 +77,15 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
         top, height = self.scroll_offset.y, self.outer_size.height
         self.redraw([line - top for line in lines if top <= line < top + height])
 
+    def redraw(self, rows: Iterable[int] | None = None) -> None:
+        super().redraw(rows)
+        self._show_thumb()
+
     def resize_lines(self) -> None:
-        """To be called when `num_lines` changed. The screen is laid out anew only when a scrollbar comes or goes."""
+        """To be called when `num_lines` changed, before `redraw`.
+
+        The screen is laid out anew only when a scrollbar comes or goes.
+        """
         height, before, shown = self.num_lines, self.virtual_size.height, self.size.height
         if height == before:
             return
@@ -89,12 +96,13 @@ class LineView(DiffedLines, ScrollView, can_focus=True):
         self.set_reactive(LineView.virtual_size, size)
         if height < before:
             self.scroll_to_line(self.scroll_offset.y)
-        self._show_thumb()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         if round(old_value) != round(new_value):
             self.redraw()
-        self._show_thumb()
+
+    def watch_show_vertical_scrollbar(self) -> None:
+        self.call_after_refresh(self._show_thumb)
 
     def _show_thumb(self) -> None:
         """Moves the scrollbar's thumb by whole cells: as a history grows, it would move with every line by a little."""

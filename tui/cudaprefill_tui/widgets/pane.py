@@ -27,7 +27,7 @@ TITLE_MARGIN = 12  # corners, and the handle of a splitter
 class Pane(Vertical):
     """A framed part of the desktop that shows an EngineView.
 
-    `update_view` is called after telemetry was applied, ten to fifteen times a second; `highlight` when another
+    `update_view` is called after telemetry was applied, up to twelve times a second; `highlight` when another
     request is pointed at.
     """
 
