@@ -49,6 +49,7 @@ class AttachedClient:
 
     def __init__(self, name: str, url: str, scratch: str) -> None:
         self.written = 0
+        self._name = name
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "XDG_CONFIG_HOME": scratch}
@@ -68,6 +69,12 @@ class AttachedClient:
         with open(f"/proc/{self._process.pid}/stat", encoding="ascii") as file:
             fields = file.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+
+    async def settle(self) -> None:
+        """Until it has begun, and then as long as it takes to get into its stride."""
+        while self._name == "ui" and not self.written:
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(SETTLE)
 
     async def close(self) -> None:
         self._process.terminate()
@@ -116,7 +123,7 @@ async def with_client(name: str, url: str, seconds: float) -> tuple[float, str]:
     """Mean ITL in seconds, and what the client took."""
     with tempfile.TemporaryDirectory() as scratch:
         client = AttachedClient(name, url, scratch)
-        await asyncio.sleep(SETTLE)
+        await client.settle()
         cpu, written, began = client.cpu, client.written, time.perf_counter()
         itl = await mean_itl(url, seconds)
         wall = time.perf_counter() - began

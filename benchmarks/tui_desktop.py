@@ -25,6 +25,7 @@ from cudaprefill_tui.app import CudaprefillApp, Setup
 from cudaprefill_tui.backend import Message
 from cudaprefill_tui.conversations import ChatSettings
 from cudaprefill_tui.engine_link import AnswerEnded, AnswerEvent, AnswerText
+from cudaprefill_tui.run import spare_collector
 from cudaprefill_tui.session import Session
 from tests.tui.fake_link import COST, FakeLink
 
@@ -68,6 +69,7 @@ async def measure(arguments: argparse.Namespace) -> None:
         app.driver_class = CountingDriver
         running = asyncio.create_task(app.run_async(size=(columns, rows)))
         await asyncio.sleep(SETTLE)
+        spare_collector()
         await app.desktop.chat.current.ask("Tell me about rivers.")
         busy = Meter()
         await link.tell()

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -20,6 +21,8 @@ from textual.widgets import Input, Static
 
 from cudaprefill_tui.sparse_output import SparseApp
 from cudaprefill_tui.strip_cells import cells_of, changed_runs, runs_of
+from cudaprefill_tui.widgets.blocks_pane import BlocksPane
+from cudaprefill_tui.widgets.line_view import LineView
 from cudaprefill_tui.widgets.pane import Pane
 from cudaprefill_tui.widgets.requests_pane import RequestsPane
 from cudaprefill_tui.widgets.splitter import Split
@@ -153,6 +156,33 @@ def test_after_many_updates_the_terminal_shows_what_a_full_redraw_would() -> Non
 
     stage = run(lambda: [Split(StepsPane(), RequestsPane())], play)
     assert len(stage.expected) == WIDTH * HEIGHT
+    assert stage.shown == stage.expected
+
+
+@pytest.mark.parametrize("hidden_at_the_end", [False, True])
+def test_what_lies_over_panes_that_change_covers_just_its_own_cells(hidden_at_the_end: bool) -> None:
+    engine, view = busy_engine(10)
+    cover = Static("\n".join("over" * 5 for _ in range(4)))
+    cover.styles.overlay, cover.styles.width, cover.styles.height = "screen", 20, 4
+
+    async def play(stage: Stage) -> None:
+        panes = list(stage.query(Pane))
+        for lines in stage.query(LineView):  # a thumb is drawn by whole cells, but finer with a new layout
+            lines.styles.scrollbar_size_vertical = 0
+        for turn in range(24):
+            engine.step()
+            view.apply(engine.update())
+            for pane in panes:
+                pane.update_view(view)
+            if turn % 6 == 0:
+                cover.styles.offset = (35 + turn, -20 + turn // 3)
+            await asyncio.sleep(0.02)
+        if hidden_at_the_end:
+            cover.display = False
+
+    stage = run(lambda: [Split(StepsPane(), BlocksPane()), cover], play)
+    shown = "".join(stage.shown[x, y][0] for y in range(HEIGHT) for x in range(WIDTH))
+    assert ("overover" in shown) != hidden_at_the_end
     assert stage.shown == stage.expected
 
 

@@ -37,7 +37,7 @@ async def _run(setup: Setup) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    loop.call_later(STARTED_SECONDS, _spare_collector)
+    loop.call_later(STARTED_SECONDS, spare_collector)
     try:
         await app.run_async()
     finally:
@@ -46,7 +46,7 @@ async def _run(setup: Setup) -> int:
     return app.return_code or ended_by
 
 
-def _spare_collector() -> None:
+def spare_collector() -> None:
     """In what stays to the end there is no garbage to be found, and looking takes a fifth of our processor time."""
     gc.collect()
     gc.freeze()

@@ -57,14 +57,15 @@ class SparseScreen(Screen[ScreenResultType]):
 
     def _draw(self) -> None:
         self._draws_soon = False
-        if not self.is_running:
+        if not self.is_running or not self.is_current or self.app._batch_count:
             return
-        if self._layout_required or self._scroll_required:  # of what is drawn now, much would be drawn again
-            self.check_idle()
+        if self._layout_required or self._scroll_required or self._repaint_required:
+            self.check_idle()  # of what is drawn now, much would be drawn again
             return
         try:
             with self.app._context():
-                self._on_timer_update()
+                self._compositor.update_widgets(self._dirty_widgets)
+                self._compositor_refresh()
         except Exception as error:
             self.app._handle_exception(error)
 
