@@ -1,6 +1,6 @@
 """What LoRA costs: 16 requests over 8 adapters beside the same requests without.
 
-    python -m benchmarks.lora [--stored float32] [--json FILE]
+    python -m benchmarks.lora [--stored float32] [--linear-math auto] [--json FILE]
 
 Adapters of rank 16 on all seven linear layers of the default model, with random matrices in PEFT's format. Two loads,
 each with and without adapters in turn: prompts of 390 tokens with 64 outputs, and short prompts, of which the steps
@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.figures import Figure, write_figures
-from cudaprefill.config import EngineConfig
+from cudaprefill.config import LINEAR_MATHS, EngineConfig
 from cudaprefill.engine.factory import EngineParts, build_engine
 from cudaprefill.models import default_model_path, read_model_config
 from cudaprefill.models.config import ModelConfig
@@ -109,6 +109,7 @@ def main() -> int:
     parser.add_argument(
         "--stored", default="float32", choices=["float32", "bfloat16"], help="precision of the adapters"
     )
+    parser.add_argument("--linear-math", default="auto", choices=LINEAR_MATHS, help="of the model's weights")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     flags = parser.parse_args()
     config = read_model_config(default_model_path())
@@ -118,7 +119,7 @@ def main() -> int:
         for number, name in enumerate(names):
             write_adapter(Path(folder, name), config, RANK, getattr(torch, flags.stored), number)
         folders = {name: Path(folder, name) for name in names}
-        parts = build_engine(EngineConfig(enable_prefix_caching=False, adapters=folders))
+        parts = build_engine(EngineConfig(enable_prefix_caching=False, adapters=folders, linear_math=flags.linear_math))
     print(f"{parts.info}\n{NUM_ADAPTERS} adapters of rank {RANK} in {flags.stored}, load {os.getloadavg()[0]:.1f}")
     for what, prompt_tokens, outputs in (("390 + 64 tokens", 390, 64), ("decode steps", 8, 64)):
         base, lora = measure(parts, names, prompt_tokens, outputs, flags.repeats)
@@ -134,7 +135,13 @@ def main() -> int:
     print(f"load {os.getloadavg()[0]:.1f}")
     if flags.json:
         info = parts.info
-        setting = {"kernels": info.kernels, "threads": info.threads, "weights": info.dtype, "stored": flags.stored}
+        setting = {
+            "kernels": info.kernels,
+            "threads": info.threads,
+            "weights": info.dtype,
+            "linear_math": info.linear_math,
+            "stored": flags.stored,
+        }
         write_figures(flags.json, figures, setting)
     return 0
 

@@ -57,7 +57,14 @@ class RecordingEngine(Engine):
         device = torch.device("cpu")
         super().__init__(Scheduler(self.limits), ModelRunner(model, kv_cache), letters(), device)
         self.adapters = AdapterRegistry(
-            AdapterTarget(config, device, model.activation_dtype, kv_dtype, config.max_model_len)
+            AdapterTarget(
+                config,
+                device,
+                model.activation_dtype,
+                kv_dtype,
+                config.max_model_len,
+                int8=model.linear_math == "int8",
+            )
         )
         # Of an engine with a huge pool: what this one cannot hold is left for its scheduler to refuse.
         processor = InputProcessor(

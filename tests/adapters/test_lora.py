@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from cudaprefill import ops
@@ -166,6 +167,26 @@ def test_matrices_keep_the_precision_in_which_they_are_stored(llama: Case, tmp_p
     weights = engine.adapters.get("half").lora
     assert weights is not None
     assert {tensor.dtype for tensor in weights.tensors} == {dtype}
+
+
+def test_beside_products_of_8_bits_matrices_have_16(tmp_path: Path) -> None:
+    """The logits are off by what the model's own products are off by, and not by much more."""
+    made = make_case(tmp_path, "llama", {"seven": CONFIGS["seven"]}, intermediate_size=128)
+    write_gguf(tmp_path / "model.gguf", made.base, GGMLQuantizationType.Q8_0)
+    logits = {}
+    for math in ("float32", "int8"):
+        case = replace(made, model=load_model(tmp_path / "model.gguf", linear_math=math))
+        engine = case.engine()
+        for name in (BASE, "seven"):
+            engine.ask(f"{name}", TEXT, name)
+        engine.run()
+        logits[math] = {request.request_id: row for request, place, row in engine.seen if place == 0}
+        weights = engine.adapters.get("seven").lora
+        assert weights is not None
+        expected = torch.bfloat16 if math == "int8" else torch.float32
+        assert {tensor.dtype for tensor in weights.tensors} == {expected}
+    errors = {name: (logits["int8"][name] - row).norm() / row.norm() for name, row in logits["float32"].items()}
+    assert errors["seven"] < 3 * errors["None"]
 
 
 def test_two_precisions_in_one_batch(llama: Case, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class AdapterTarget:
     activation_dtype: torch.dtype
     kv_dtype: torch.dtype
     max_model_len: int
+    int8: bool = False  # activations are rounded to 8 bits for the products with weights
 
 
 class Adapter:

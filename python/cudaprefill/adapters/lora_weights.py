@@ -45,20 +45,20 @@ class LoraWeights:
 
 
 def lora_weights(
-    pairs: list[LoraPair], num_layers: int, device: torch.device, activation_dtype: torch.dtype
+    pairs: list[LoraPair], num_layers: int, device: torch.device, dtype: torch.dtype | None
 ) -> LoraWeights:
-    """Copies all pairs. On a CPU they keep the precision in which they are stored; a GPU wants that of activations."""
+    """Copies all pairs, converted to `dtype` if that is not None."""
     order = list(NUM_PARTS)  # that of their use, so that each is read behind the one before
     pairs = sorted(pairs, key=lambda pair: (pair.layer, order.index(pair.matrix), pair.first_output))
     stored: list[Tensor] = []
     for pair in pairs:
-        dtype = torch.promote_types(pair.a.dtype, pair.b.dtype)
-        stored += (pair.a.to(dtype), ops.lora_tiles(pair.b.to(dtype)))
+        of_pair = dtype or torch.promote_types(pair.a.dtype, pair.b.dtype)
+        stored += (pair.a.to(of_pair), ops.lora_tiles(pair.b.to(of_pair)))
     if device.type == "cpu":
         pages = HugePages(sum(HugePages.size_of(tensor.shape, tensor.dtype) for tensor in stored))
         tensors = [pages.empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in stored]
     else:
-        tensors = [tensor.to(device, activation_dtype) for tensor in stored]
+        tensors = [tensor.to(device) for tensor in stored]
     layers: dict[str, list[list[LoraPart]]] = {matrix: [[] for _ in range(num_layers)] for matrix in NUM_PARTS}
     for pair, a, b in zip(pairs, tensors[::2], tensors[1::2], strict=True):
         part = LoraPart(a, b, pair.scale, pair.first_output, pair.b.shape[0])

@@ -147,6 +147,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             activation_dtype=model.activation_dtype,
             kv_dtype=kv_dtype,
             max_model_len=max_model_len,
+            int8=model.linear_math == "int8",
         )
     )
     for name, folder in config.adapters.items():
