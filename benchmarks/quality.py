@@ -32,7 +32,13 @@ from cudaprefill.text.tokenizer import Tokenizer
 RESULTS = Path(__file__).resolve().with_name("results")
 LOGPROBS_SCRIPT = Path(__file__).resolve().with_name("peers") / "llama_cpp_logprobs.py"
 # dtype and linear_math; the first is what the others are compared with
-FORMATS = (("float32", "auto"), ("auto", "float32"), ("auto", "int8"), ("bfloat16", "auto"))
+FORMATS = (
+    ("float32", "auto"),
+    ("auto", "float32"),
+    ("auto", "int16"),
+    ("auto", "int8"),
+    ("bfloat16", "auto"),
+)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 //   with_high_bits(b, h, n)   b plus the n-th two bits of each byte of h, 16 times as large
 //   signed_byte(b, i), unsigned_byte(b, i)   byte i of each lane as a float
 //   store_as_bytes(p, v)      the lanes of a Vec, whole numbers from -127 to 127, as kWidth signed bytes
-//   Ints                      broadcast_int(v), to_float(v)
+//   Ints                      broadcast_int(v), to_float(v), times_255_plus(a, b)
 //   multiply_add(sums, w, x)  sums plus, in each lane, the four products of w and x. x is signed, from -127 to 127;
 //                             w is from 0 to 63, or with multiply_add_signed signed. Exact: nothing saturates.
 //   kOffsetOfSigned           multiply_add_signed gives the sums for w + kOffsetOfSigned instead of w. Where that is
@@ -60,6 +60,9 @@ CUDAPREFILL_INLINE void store_as_bytes(int8_t* to, Vec v) {
 }
 CUDAPREFILL_INLINE Ints broadcast_int(int32_t value) { return {_mm512_set1_epi32(value)}; }
 CUDAPREFILL_INLINE Vec to_float(Ints ints) { return {_mm512_cvtepi32_ps(ints.lanes)}; }
+CUDAPREFILL_INLINE Ints times_255_plus(Ints a, Ints b) {
+  return {_mm512_add_epi32(_mm512_sub_epi32(_mm512_slli_epi32(a.lanes, 8), a.lanes), b.lanes)};
+}
 
 #if CUDAPREFILL_ISA_VNNI
 constexpr int kOffsetOfSigned = 128;
@@ -132,6 +135,9 @@ CUDAPREFILL_INLINE void store_as_bytes(int8_t* to, Vec v) {
 }
 CUDAPREFILL_INLINE Ints broadcast_int(int32_t value) { return {_mm256_set1_epi32(value)}; }
 CUDAPREFILL_INLINE Vec to_float(Ints ints) { return {_mm256_cvtepi32_ps(ints.lanes)}; }
+CUDAPREFILL_INLINE Ints times_255_plus(Ints a, Ints b) {
+  return {_mm256_add_epi32(_mm256_sub_epi32(_mm256_slli_epi32(a.lanes, 8), a.lanes), b.lanes)};
+}
 
 #if CUDAPREFILL_ISA_VNNI
 constexpr int kOffsetOfSigned = 128;
@@ -192,6 +198,7 @@ CUDAPREFILL_INLINE void store_as_bytes(int8_t* to, Vec v) {
 }
 CUDAPREFILL_INLINE Ints broadcast_int(int32_t value) { return {four_ints(value)}; }
 CUDAPREFILL_INLINE Vec to_float(Ints ints) { return {__builtin_convertvector(ints.lanes, FourFloats)}; }
+CUDAPREFILL_INLINE Ints times_255_plus(Ints a, Ints b) { return {a.lanes * 255 + b.lanes}; }
 
 constexpr int kOffsetOfSigned = 0;
 CUDAPREFILL_INLINE Bytes with_offset(Bytes bytes) { return bytes; }

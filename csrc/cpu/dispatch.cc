@@ -22,10 +22,10 @@ namespace avx512 {
 extern const KernelTable kKernels;
 }
 namespace avx2_vnni {
-void linear_int8(const LinearParams& params);
+void linear_integers(const LinearParams& params);
 }
 namespace avx512_vnni {
-void linear_int8(const LinearParams& params);
+void linear_integers(const LinearParams& params);
 }
 namespace avx512_bf16 {
 void prefill_attention(const PrefillAttentionParams& params);
@@ -52,8 +52,8 @@ bool has_avx512() {
 }
 
 // The kernels of a level with the one that its VNNI instructions make faster.
-KernelTable with_linear_int8(KernelTable kernels, void (*linear_int8)(const LinearParams&)) {
-  kernels.linear_int8 = linear_int8;
+KernelTable with_linear_integers(KernelTable kernels, void (*linear_integers)(const LinearParams&)) {
+  kernels.linear_integers = linear_integers;
   return kernels;
 }
 
@@ -71,11 +71,11 @@ std::vector<IsaLevel> levels_of_this_machine() {
   __builtin_cpu_init();
   if (has_avx2()) levels.push_back({"avx2", avx2::kKernels});
   if (has_avx2() && has_avx_vnni()) {
-    levels.push_back({"avx2_vnni", with_linear_int8(avx2::kKernels, avx2_vnni::linear_int8)});
+    levels.push_back({"avx2_vnni", with_linear_integers(avx2::kKernels, avx2_vnni::linear_integers)});
   }
   if (has_avx512()) levels.push_back({"avx512", avx512::kKernels});
   if (has_avx512() && __builtin_cpu_supports("avx512vnni")) {
-    levels.push_back({"avx512_vnni", with_linear_int8(avx512::kKernels, avx512_vnni::linear_int8)});
+    levels.push_back({"avx512_vnni", with_linear_integers(avx512::kKernels, avx512_vnni::linear_integers)});
   }
   if (has_avx512() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
     levels.push_back({"avx512_bf16", with_prefill_attention(levels.back().kernels, avx512_bf16::prefill_attention)});
@@ -114,7 +114,9 @@ void rms_norm(const RmsNormParams& params) { kernels().rms_norm(params); }
 void silu_and_mul(const SiluAndMulParams& params) { kernels().silu_and_mul(params); }
 void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { kernels().gelu_tanh_and_mul(params); }
 void add_lora(const AddLoraParams& params) { kernels().add_lora(params); }
-void linear(const LinearParams& params) { params.int8 ? kernels().linear_int8(params) : kernels().linear(params); }
+void linear(const LinearParams& params) {
+  params.activation_bits < 32 ? kernels().linear_integers(params) : kernels().linear(params);
+}
 void dequantise_rows(const DequantiseRowsParams& params) { kernels().dequantise_rows(params); }
 
 }  // namespace cudaprefill::cpu

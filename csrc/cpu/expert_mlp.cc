@@ -101,7 +101,7 @@ void expert_mlp(const ExpertMlpParams& params) {
     gate_up.x = gathered.get();
     gate_up.out = gates.get();
     gate_up.num_rows = count;
-    gate_up.int8 = params.int8;
+    gate_up.activation_bits = params.activation_bits;
     linear(gate_up);
     silu_and_mul({.x = gates.get(),
                   .out = gated.get(),
@@ -114,7 +114,7 @@ void expert_mlp(const ExpertMlpParams& params) {
     down.x = gated.get();
     down.out = made.get();
     down.num_rows = count;
-    down.int8 = params.int8;
+    down.activation_bits = params.activation_bits;
     linear(down);
     // A token comes once in an expert, so no two threads add to one row.
     parallel_for(count, grain_of(2 * hidden), [&](int64_t first, int64_t last) {

@@ -14,8 +14,8 @@ void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
 void gelu_tanh_and_mul(const GeluTanhAndMulParams& params);
 void add_lora(const AddLoraParams& params);
-void linear(const LinearParams& params);       // but for int8
-void linear_int8(const LinearParams& params);  // of groups of blocks
+void linear(const LinearParams& params);           // of floats
+void linear_integers(const LinearParams& params);  // of groups of blocks and rounded activations
 void dequantise_rows(const DequantiseRowsParams& params);
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

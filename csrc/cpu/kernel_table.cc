@@ -14,7 +14,7 @@ const KernelTable kKernels = {
     .gelu_tanh_and_mul = gelu_tanh_and_mul,
     .add_lora = add_lora,
     .linear = linear,
-    .linear_int8 = linear_int8,
+    .linear_integers = linear_integers,
     .dequantise_rows = dequantise_rows,
 };
 

@@ -32,7 +32,7 @@ struct KernelTable {
   void (*gelu_tanh_and_mul)(const GeluTanhAndMulParams&);
   void (*add_lora)(const AddLoraParams&);
   void (*linear)(const LinearParams&);
-  void (*linear_int8)(const LinearParams&);
+  void (*linear_integers)(const LinearParams&);
   void (*dequantise_rows)(const DequantiseRowsParams&);
 };
 

@@ -5,6 +5,6 @@
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 
-void linear_int8(const LinearBlocksParams& params);
+void linear_integers(const LinearBlocksParams& params);
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

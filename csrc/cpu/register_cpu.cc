@@ -38,16 +38,16 @@ ops::Tensor linear_op(const ops::Tensor& x, const ops::Tensor& weight, const std
 }
 
 ops::Tensor linear_blocks_op(const ops::Tensor& x, const ops::Tensor& groups, int64_t block_format, int64_t num_outputs,
-                             const std::optional<ops::Tensor>& bias, bool int8) {
-  return run_linear(ops::linear_blocks_params(x, groups, block_format, num_outputs, bias, int8), x);
+                             const std::optional<ops::Tensor>& bias, int64_t activation_bits) {
+  return run_linear(ops::linear_blocks_params(x, groups, block_format, num_outputs, bias, activation_bits), x);
 }
 
 ops::Tensor expert_mlp_blocks_op(const ops::Tensor& x, const ops::Tensor& router_logits, const ops::Tensor& gate_up,
                                  int64_t gate_up_format, const ops::Tensor& down, int64_t down_format,
-                                 int64_t inner_size, int64_t num_chosen, bool renormalise, bool int8) {
+                                 int64_t inner_size, int64_t num_chosen, bool renormalise, int64_t activation_bits) {
   return ops::Ops<CpuBackend>::run_experts(
       x, ops::expert_mlp_blocks_params(x, router_logits, gate_up, gate_up_format, down, down_format, inner_size,
-                                       num_chosen, renormalise, int8));
+                                       num_chosen, renormalise, activation_bits));
 }
 
 void group_blocks_op(const ops::Tensor& blocks, int64_t block_format, const ops::Tensor& groups) {

@@ -34,7 +34,7 @@ SiluAndMulParams silu_and_mul_params(const Tensor& x);
 GeluTanhAndMulParams gelu_tanh_and_mul_params(const Tensor& x);
 LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 LinearParams linear_blocks_params(const Tensor& x, const Tensor& groups, int64_t block_format, int64_t num_outputs,
-                                  const std::optional<Tensor>& bias, bool int8);
+                                  const std::optional<Tensor>& bias, int64_t activation_bits);
 DequantiseRowsParams dequantise_rows_params(const Tensor& groups, int64_t block_format, int64_t num_rows,
                                             int64_t num_columns, const Tensor& row_ids);
 

@@ -10,7 +10,8 @@ ExpertMlpParams expert_mlp_params(const Tensor& x, const Tensor& router_logits, 
                                   const Tensor& down, int64_t num_chosen, bool renormalise);
 ExpertMlpParams expert_mlp_blocks_params(const Tensor& x, const Tensor& router_logits, const Tensor& gate_up,
                                          int64_t gate_up_format, const Tensor& down, int64_t down_format,
-                                         int64_t inner_size, int64_t num_chosen, bool renormalise, bool int8);
+                                         int64_t inner_size, int64_t num_chosen, bool renormalise,
+                                         int64_t activation_bits);
 
 // What is the same whatever the weights are stored as; how many rows these have is left to the caller.
 ExpertMlpParams fill_experts(const char* op, const TensorArg& x, const TensorArg& router_logits,

@@ -25,8 +25,8 @@ struct ExpertMlpParams {
   int64_t num_tokens, x_stride, logits_stride, out_stride;
   int32_t hidden_size, inner_size, num_experts, num_chosen;
   bool renormalise;
-  bool int8;    // as in LinearParams
-  DType dtype;  // of x, router_logits and out
+  int32_t activation_bits = 32;  // as in LinearParams
+  DType dtype;                   // of x, router_logits and out
 };
 
 }  // namespace cudaprefill

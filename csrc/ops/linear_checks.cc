@@ -50,6 +50,11 @@ const TensorArg& expect_groups(const char* op, const TensorArg& groups, BlockFor
       .expect_contiguous_last_dim();
 }
 
+int32_t expect_activation_bits(const char* op, int64_t bits) {
+  if (bits != 8 && bits != 16 && bits != 32) fail(op, ": activation_bits must be 8, 16 or 32, got ", bits);
+  return static_cast<int32_t>(bits);
+}
+
 int64_t expect_count(const char* op, const char* name, int64_t value) {
   if (value < 0) fail(op, ": ", name, " must be at least 0, got ", value);
   return value;
@@ -72,12 +77,13 @@ LinearParams linear_params(const Tensor& x_tensor, const Tensor& weight_tensor,
 }
 
 LinearParams linear_blocks_params(const Tensor& x_tensor, const Tensor& groups_tensor, int64_t block_format,
-                                  int64_t num_outputs, const std::optional<Tensor>& bias_tensor, bool int8) {
+                                  int64_t num_outputs, const std::optional<Tensor>& bias_tensor,
+                                  int64_t activation_bits) {
   constexpr const char* op = "linear_blocks";
   const TensorArg x(op, "x", x_tensor), groups(op, "groups", groups_tensor);
   LinearParams params{};
   params.block_format = expect_block_format(op, "block_format", block_format);
-  params.int8 = int8;
+  params.activation_bits = expect_activation_bits(op, activation_bits);
   x.expect_shape("[rows, num_inputs]", {kAny, kAny}).expect_float32().expect_contiguous_last_dim();
   expect_groups(op, groups, params.block_format, expect_count(op, "num_outputs", num_outputs), x.size(1))
       .expect_device_of(x);
@@ -125,7 +131,7 @@ DequantiseRowsParams dequantise_rows_params(const Tensor& groups_tensor, int64_t
 ExpertMlpParams expert_mlp_blocks_params(const Tensor& x_tensor, const Tensor& router_logits_tensor,
                                          const Tensor& gate_up_tensor, int64_t gate_up_format,
                                          const Tensor& down_tensor, int64_t down_format, int64_t inner_size,
-                                         int64_t num_chosen, bool renormalise, bool int8) {
+                                         int64_t num_chosen, bool renormalise, int64_t activation_bits) {
   constexpr const char* op = "expert_mlp_blocks";
   const TensorArg x(op, "x", x_tensor), router_logits(op, "router_logits", router_logits_tensor);
   const TensorArg gate_up(op, "gate_up", gate_up_tensor), down(op, "down", down_tensor);
@@ -142,7 +148,7 @@ ExpertMlpParams expert_mlp_blocks_params(const Tensor& x_tensor, const Tensor& r
   expect_groups(op, down, of_down, num_experts * x.size(1), inner_size).expect_device_of(x);
   params.gate_up.block_format = of_gate_up;
   params.down.block_format = of_down;
-  params.int8 = int8;
+  params.activation_bits = expect_activation_bits(op, activation_bits);
   return params;
 }
 

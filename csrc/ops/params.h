@@ -173,7 +173,7 @@ struct LinearParams {
   int64_t x_stride, weight_stride, out_stride;  // weight_stride: elements, or bytes of a group
   DType weight_dtype;
   BlockFormat block_format = BlockFormat::kNone;
-  bool int8 = false;  // x is rounded to 8 bits for each 32 inputs, and multiplied with blocks as integers
+  int32_t activation_bits = 32;  // 8 or 16: x is rounded to these for each 32 inputs, and multiplied as integers
 };
 
 // A low-rank product of one adapter, as a row of a table of int64:

@@ -21,14 +21,14 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
       "Tensor");
   m.def(
       "expert_mlp_blocks(Tensor x, Tensor router_logits, Tensor gate_up, int gate_up_format, Tensor down, "
-      "int down_format, int inner_size, int num_chosen, bool renormalise, bool int8=False) -> Tensor");
+      "int down_format, int inner_size, int num_chosen, bool renormalise, int activation_bits=32) -> Tensor");
   m.def("copy_blocks(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor block_pairs) -> ()");
   m.def("add_lora(Tensor(a!) out, Tensor x, Tensor row_ids, Tensor row_starts, Tensor parts, Tensor scales) -> ()");
   m.def("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
   m.def("group_blocks(Tensor blocks, int block_format, Tensor(a!) groups) -> ()");
   m.def(
-      "linear_blocks(Tensor x, Tensor groups, int block_format, int num_outputs, Tensor? bias=None, bool int8=False) "
-      "-> Tensor");
+      "linear_blocks(Tensor x, Tensor groups, int block_format, int num_outputs, Tensor? bias=None, "
+      "int activation_bits=32) -> Tensor");
   m.def("dequantise_rows(Tensor groups, int block_format, int num_rows, int num_columns, Tensor row_ids) -> Tensor");
   m.def("cpu_isa() -> str");
   m.def("num_threads() -> int");

@@ -13,7 +13,7 @@ from cudaprefill.presets import PRESETS
 from cudaprefill.protocol.itl_target import ItlTarget
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-LINEAR_MATHS = ("auto", "float32", "int8")
+LINEAR_MATHS = ("auto", "float32", "int16", "int8")
 BLOCK_SIZES = (16, 32, 64)
 
 # The least and the most of each whole number. A step's arrays are as long as the token budget, and allocated once.
@@ -43,7 +43,7 @@ class EngineConfig:
     preset: str | None = None  # "rag", "code" or "chat": for settings below that are left open, see presets.py
     model: str | os.PathLike[str] | None = None  # Hugging Face folder or GGUF file; None: the packaged default model
     dtype: str = "auto"  # of weights and activations
-    linear_math: str = "auto"  # of weights in blocks on a CPU: int8 rounds activations to 8 bits, float32 nothing
+    linear_math: str = "auto"  # of weights in blocks on a CPU: what activations are rounded to; auto is int16
     device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes a GPU where there is one
     block_size: int = 16  # KV slots of one block
     enable_prefix_caching: bool = True

@@ -276,28 +276,33 @@ def expert_mlp_blocks(
     inner_size: int,
     num_chosen: int,
     renormalise: bool,
-    int8: bool = False,
+    activation_bits: int = 32,
 ) -> Tensor:
     """`expert_mlp` with the weights in groups of blocks, on the CPU alone.
 
     gate_up, down: what `group_blocks` made of the E * 2 I and E * H rows; the formats are keys of `BLOCK_FORMATS`;
-    inner_size: I; int8 as in `linear_blocks`.
+    inner_size: I; activation_bits as in `linear_blocks`.
     """
     return x.new_empty(x.shape)
 
 
 @_op
 def linear_blocks(
-    x: Tensor, groups: Tensor, block_format: int, num_outputs: int, bias: Tensor | None = None, int8: bool = False
+    x: Tensor,
+    groups: Tensor,
+    block_format: int,
+    num_outputs: int,
+    bias: Tensor | None = None,
+    activation_bits: int = 32,
 ) -> Tensor:
     """``x @ W.T + bias`` for a weight W [L, K] in groups of blocks, on the CPU alone.
 
     x: [T, K] float32; groups: what `group_blocks` made of L rows; num_outputs: L; bias: [L] float32 -> [T, L] float32.
     The values of W are those that `dequantise_rows` gives; they exist in registers and caches only.
 
-    int8: the activations are rounded to 8 bits, each 32 with a scale of their own (largest / 127), and multiplied with
-    the numbers of the blocks as integers. Either way a row of the result depends on that row of x alone, to the bit:
-    not on the number of rows or threads.
+    activation_bits: 32 computes in float32. With 8 and 16 the activations are rounded, each 32 of them with a scale of
+    their own (largest / 127, or largest / 32385), and multiplied with the numbers of the blocks as integers. In any
+    case a row of the result depends on that row of x alone, to the bit: not on the number of rows or threads.
     """
     return x.new_empty(x.shape[0], num_outputs)
 

@@ -37,6 +37,7 @@ def test_memory_for_a_person() -> None:
     ("setting", "value"),
     [
         ("dtype", "int4"),
+        ("linear_math", "int4"),
         ("device", "tpu"),
         ("block_size", 17),
         ("gpu_memory_utilization", 0.0),

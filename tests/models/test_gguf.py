@@ -54,8 +54,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def logits_of(path: Path, **options: Any) -> torch.Tensor:
-    return PagedRunner(load_model(path, **options)).step(chunks={"a": PROMPT})["a"]
+def logits_of(path: Path, linear_math: str = "float32", **options: Any) -> torch.Tensor:
+    return PagedRunner(load_model(path, linear_math=linear_math, **options)).step(chunks={"a": PROMPT})["a"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,7 +95,7 @@ def test_matrices_that_are_fused_may_be_stored_in_different_formats(
     parts = {"attn_v": "v_proj", "ffn_up": "up_proj", "attn_output": "o_proj"}
     kind_of = {parts[part]: kind for part, kind in kinds.items() if part}
     expected = quantised_logits(reference, lambda name: kind_of.get(name.split(".")[-2], kinds[""]))
-    decoder = load_model(tmp_path / "model.gguf")
+    decoder = load_model(tmp_path / "model.gguf", linear_math="float32")
     layer = decoder.weights.layers[0]
     matrices = {name: getattr(layer, name) for name in ("qkv", "o", "gate_up", "down")}
     assert {name for name, matrix in matrices.items() if isinstance(matrix, BlockMatrix)} == in_blocks
@@ -118,21 +118,27 @@ def test_blocks_take_the_memory_that_the_file_takes(tmp_path: Path) -> None:
     assert decoder.weight_format == "Q4_1"
 
 
-def test_activations_of_8_bits_give_nearly_the_same_logits(tmp_path: Path) -> None:
+def test_rounded_activations_give_nearly_the_same_logits(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", tiny_model("llama", intermediate_size=128), Quantisation.Q4_1)
-    exact, rounded = (logits_of(tmp_path / "model.gguf", linear_math=math) for math in ("float32", "int8"))
+    exact, nearly_exact, rounded = (
+        logits_of(tmp_path / "model.gguf", linear_math=math) for math in ("float32", "int16", "int8")
+    )
+    assert 1e-6 < (nearly_exact - exact).norm() / exact.norm() < 3e-4
     assert 1e-4 < (rounded - exact).norm() / exact.norm() < 0.05
+    assert load_model(tmp_path / "model.gguf").linear_math == "int16"
     assert load_model(tmp_path / "model.gguf", linear_math="int8").linear_math == "int8"
+    assert load_model(tmp_path / "model.gguf", linear_math="float32").linear_math == "float32"
+    assert load_model(tmp_path / "model.gguf", dtype="float32").linear_math == "float32"
 
 
-def test_8_bits_are_refused_where_no_weight_is_in_blocks(tmp_path: Path) -> None:
+def test_integers_are_refused_where_weights_are_not_in_blocks(tmp_path: Path) -> None:
     write_gguf(tmp_path / "model.gguf", save_tiny_model(tmp_path, "llama", intermediate_size=128), Quantisation.Q4_1)
-    wrong = "linear_math is int8, but no weight is kept in blocks: "
+    wrong = "linear_math is int8, but weights are not kept in blocks: "
     with pytest.raises(ValueError, match=f"{wrong}.* with dtype auto on cpu"):
         load_model(tmp_path, linear_math="int8")
     with pytest.raises(ValueError, match=f"{wrong}model.gguf with dtype bfloat16 on cpu"):
         load_model(tmp_path / "model.gguf", dtype="bfloat16", linear_math="int8")
-    with pytest.raises(ValueError, match="linear_math must be one of auto, float32, int8, got 'int4'"):
+    with pytest.raises(ValueError, match="linear_math must be one of auto, float32, int16, int8, got 'int4'"):
         load_model(tmp_path, linear_math="int4")
 
 
@@ -224,7 +230,7 @@ def test_experts_stay_in_blocks(tmp_path: Path, kind: Quantisation) -> None:
             if weight.dim() >= 2 and "mlp.gate." not in name:
                 values = gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)
                 weight.copy_(torch.from_numpy(values))
-    decoder = load_model(tmp_path / "model.gguf")
+    decoder = load_model(tmp_path / "model.gguf", linear_math="float32")
     assert isinstance(decoder.weights.layers[0].gate_up, BlockMatrix)
     expected = reference_logits(reference, PROMPT)
     logits = PagedRunner(decoder).step(chunks={"a": PROMPT})["a"]
@@ -237,7 +243,7 @@ def test_experts_in_several_formats_are_dequantised(tmp_path: Path) -> None:
     reference = tiny_model("mixtral", intermediate_size=128)
     kinds = {"": Quantisation.Q8_0, "ffn_up_exps": Quantisation.Q4_0}
     write_gguf(tmp_path / "model.gguf", reference, kinds)
-    decoder = load_model(tmp_path / "model.gguf")
+    decoder = load_model(tmp_path / "model.gguf", linear_math="float32")
     layer = decoder.weights.layers[0]
     assert isinstance(layer.qkv, BlockMatrix)
     assert isinstance(layer.gate_up, torch.Tensor)

@@ -99,7 +99,7 @@ def right_arguments(op: str) -> dict[str, Any]:
             "block_format": 3,
             "num_outputs": 20,
             "bias": torch.randn(20),
-            "int8": False,
+            "activation_bits": 32,
         },
         "dequantise_rows": {
             "groups": groups_of(random_blocks(3, 20, 64), 3),

@@ -34,7 +34,7 @@ FLOAT_FILES = files_of_tests(
     "wrong_arguments",
     "write_kv",
 )
-INT8_FILES = files_of_tests("linear_int8")
+INT8_FILES = files_of_tests("linear_integers")
 
 
 def test_the_level_is_one_of_the_known() -> None:

@@ -98,21 +98,26 @@ def test_a_row_of_nan_harms_no_other(num_rows: int) -> None:
     assert out[-1].isnan().all()
 
 
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("bits", [32, 16, 8])
 @pytest.mark.parametrize("num_rows", [1, 5, 30])
-def test_rows_and_groups_that_do_not_adjoin(num_rows: int, int8: bool) -> None:
+def test_rows_and_groups_that_do_not_adjoin(num_rows: int, bits: int) -> None:
     blocks = random_blocks(3, 90, 128)
     groups = torch.full((6, 4000), 0xFF, dtype=torch.uint8)[:, 700 : 700 + 16 * 80]
     ops.group_blocks(torch.nn.functional.pad(blocks, (7, 5))[:, 7:-5], 3, groups)
     x = torch.randn(num_rows, 200)[:, 20:148]
-    expected = ops.linear_blocks(x.contiguous(), groups_of(blocks, 3), 3, 90, int8=int8)
-    assert torch.equal(ops.linear_blocks(x, groups, 3, 90, int8=int8), expected)
+    expected = ops.linear_blocks(x.contiguous(), groups_of(blocks, 3), 3, 90, activation_bits=bits)
+    assert torch.equal(ops.linear_blocks(x, groups, 3, 90, activation_bits=bits), expected)
 
 
 @pytest.mark.parametrize("op", ["group_blocks", "linear_blocks", "dequantise_rows"])
 def test_an_unknown_format_is_refused_with_the_known_ones(op: str) -> None:
     with pytest.raises(ValueError, match=rf"{op}: block_format must be 2 \(Q4_0\), .*, got 7"):
         getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), "block_format": 7})
+
+
+def test_another_number_of_bits_is_refused() -> None:
+    with pytest.raises(ValueError, match="linear_blocks: activation_bits must be 8, 16 or 32, got 4"):
+        torch.ops.cudaprefill.linear_blocks(**{**right_arguments("linear_blocks"), "activation_bits": 4})
 
 
 def test_a_row_that_is_no_whole_number_of_blocks_is_refused_with_both_numbers() -> None:

@@ -64,8 +64,12 @@ CALLS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
     "linear, one row": lambda: (ops.linear(torch.randn(1, H), torch.randn(700, H)),),
     "linear_blocks, many rows": lambda: (ops.linear_blocks(torch.randn(T, H), blocks(), 3, 700),),
     "linear_blocks, one row": lambda: (ops.linear_blocks(torch.randn(1, H), blocks(), 3, 700),),
-    "linear_blocks in 8 bits, many rows": lambda: (ops.linear_blocks(torch.randn(T, H), blocks(), 3, 700, int8=True),),
-    "linear_blocks in 8 bits, one row": lambda: (ops.linear_blocks(torch.randn(1, H), blocks(), 3, 700, int8=True),),
+    "linear_blocks in 8 bits, many rows": lambda: (
+        ops.linear_blocks(torch.randn(T, H), blocks(), 3, 700, activation_bits=8),
+    ),
+    "linear_blocks in 8 bits, one row": lambda: (
+        ops.linear_blocks(torch.randn(1, H), blocks(), 3, 700, activation_bits=8),
+    ),
     "dequantise_rows": lambda: (ops.dequantise_rows(blocks(), 3, 700, H, torch.randint(700, (T,))),),
 }
 

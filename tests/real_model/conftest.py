@@ -16,7 +16,8 @@ from tests.real_model.serving import serving
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    with LLM() as llm:
+    """In float32, as the reference."""
+    with LLM(linear_math="float32") as llm:
         yield llm
 
 

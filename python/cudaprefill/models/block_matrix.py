@@ -2,7 +2,7 @@
 
 A 4-bit matrix takes a sixth of the memory of its float32 values, and a decode step takes the time of reading all
 weights once. A kernel decodes blocks in registers and computes in float32, or multiplies the numbers of a block with
-activations of 8 bits.
+activations of 8 or 16 bits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockMatrix:
 
     parts: tuple[BlockRows, ...]
     num_inputs: int
-    int8: bool  # activations are rounded to 8 bits for the products
+    activation_bits: int  # that activations are rounded to for the products: 8, 16, or 32 for not at all
 
     @property
     def shape(self) -> torch.Size:
@@ -53,12 +53,12 @@ class BlockMatrix:
         """``x @ W.T + bias``; x: [T, num_inputs] float32 -> [T, num_outputs] float32."""
         if len(self.parts) == 1:
             part = self.parts[0]
-            return ops.linear_blocks(x, part.groups, part.block_format, part.num_rows, bias, self.int8)
+            return ops.linear_blocks(x, part.groups, part.block_format, part.num_rows, bias, self.activation_bits)
         rows = [part.num_rows for part in self.parts]
         biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
         return torch.cat(
             [
-                ops.linear_blocks(x, part.groups, part.block_format, part.num_rows, part_bias, self.int8)
+                ops.linear_blocks(x, part.groups, part.block_format, part.num_rows, part_bias, self.activation_bits)
                 for part, part_bias in zip(self.parts, biases, strict=True)
             ],
             dim=1,

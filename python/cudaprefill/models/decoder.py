@@ -72,10 +72,10 @@ class Decoder:
 
     @property
     def linear_math(self) -> str:
-        """int8 where activations are rounded to 8 bits for products with weights, else the activations' dtype."""
+        """int8 or int16 where activations are rounded for products with weights, else their dtype."""
         down = self.weights.layers[0].down
-        is_int8 = isinstance(down, BlockMatrix) and down.int8
-        return "int8" if is_int8 else str(self.activation_dtype).removeprefix("torch.")
+        bits = down.activation_bits if isinstance(down, BlockMatrix) else 32
+        return f"int{bits}" if bits < 32 else str(self.activation_dtype).removeprefix("torch.")
 
     def _embed(self, batch: Batch) -> Tensor:
         token_ids, embedded = batch.token_ids, batch.embedded

@@ -39,12 +39,12 @@ def _experts(experts: ExpertsConfig, weights: LayerWeights) -> FeedForward:
     assert router is not None
     if isinstance(gate_up, BlockMatrix) and isinstance(down, BlockMatrix):
         (above,), (below,) = gate_up.parts, down.parts
-        inner_size, int8 = experts.intermediate_size, down.int8
+        inner_size, bits = experts.intermediate_size, down.activation_bits
 
         def run_blocks(x: Tensor, linear: Linear) -> Tensor:
             logits = linear(x, router, None)
             matrices = (above.groups, above.block_format, below.groups, below.block_format)
-            return ops.expert_mlp_blocks(x, logits, *matrices, inner_size, num_chosen, renormalise, int8)
+            return ops.expert_mlp_blocks(x, logits, *matrices, inner_size, num_chosen, renormalise, bits)
 
         return run_blocks
     assert isinstance(gate_up, Tensor)

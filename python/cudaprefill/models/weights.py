@@ -181,12 +181,12 @@ def load_weights(
     device: torch.device,
     progress: Progress | None = None,
     keep_blocks: bool = False,
-    int8: bool = False,
+    activation_bits: int = 32,
 ) -> DecoderWeights:
     """Reads every tensor of a checked source once; `progress` is called after each.
 
     keep_blocks: leave matrices that the file holds in blocks in these, for the ops that multiply by them on a CPU.
-    int8: those ops round activations to 8 bits.
+    activation_bits: what those ops round activations to; 32: nothing.
     """
     names = expected_tensors(config)
     layers = [stored_matrices(config, number) for number in range(config.num_layers)]
@@ -272,7 +272,7 @@ def load_weights(
             groups = empty(groups_shape(*of_run), torch.uint8)
             ops.group_blocks(blocks, block_format, groups)
             runs.append(BlockRows(groups, block_format, sum(num_rows)))
-        return BlockMatrix(tuple(runs), num_inputs, int8)
+        return BlockMatrix(tuple(runs), num_inputs, activation_bits)
 
     def layer(number: int) -> LayerWeights:
         stored, norms = layers[number], _stored_norms(config, number)

@@ -1,9 +1,10 @@
-// Weights in groups of blocks times activations that are rounded to 8 bits for each part of 32 inputs:
+// Weights in groups of blocks times activations that are rounded to 8 or 16 bits for each part of 32 inputs:
 //
 //   out[m, o] = bias[o] + sum over the parts p of  scale_x[m, p] (scale_w[o, p] sum(q_w q_x) + minimum_w[o, p]
 //   sum(q_x))
 //
-// The inner sums are integers and exact. The outer one goes through the parts in their order, whatever the number of
+// The inner sums are integers and exact, also where q_x has two digits: all products with the high ones, times 255,
+// then those with the low ones on top. The outer one goes through the parts in their order, whatever the number of
 // rows, of threads or of the outputs side by side, so a row's result depends on nothing but the row.
 #include <algorithm>
 
@@ -49,8 +50,8 @@ struct TileWeights {
   int64_t first_output, num_outputs;
 };
 
-template <class Format, int kRows>
-void run_tile(const LinearParams& params, const QuantisedRows<Format>& x, const TileWeights<Format>& weights,
+template <class Format, int kDigits, int kRows>
+void run_tile(const LinearParams& params, const QuantisedRows<Format, kDigits>& x, const TileWeights<Format>& weights,
               int64_t row) {
   constexpr int kStepsOfScale = kSteps / Format::kScalesOfPart;
   const int64_t num_parts = params.num_inputs / kPartElements;
@@ -74,25 +75,28 @@ void run_tile(const LinearParams& params, const QuantisedRows<Format>& x, const 
 #pragma GCC unroll 2
     for (int s = 0; s < Format::kScalesOfPart; ++s) {
       Ints dots[kRows][kTileColumns];
-#pragma GCC unroll 8
-      for (int m = 0; m < kRows; ++m) {
-        const Ints start =
-            broadcast_int(kOperandOffset<Format> == 0 ? 0 : rows[m].offsets[part * Format::kScalesOfPart + s]);
-#pragma GCC unroll 4
-        for (int c = 0; c < kTileColumns; ++c) dots[m][c] = start;
-      }
-#pragma GCC unroll 8
-      for (int step = s * kStepsOfScale; step < (s + 1) * kStepsOfScale; ++step) {
-        Bytes of_column[kTileColumns];
-#pragma GCC unroll 4
-        for (int c = 0; c < kTileColumns; ++c) of_column[c] = weights.operand(c, part, step);
+#pragma GCC unroll 2
+      for (int digit = 0; digit < kDigits; ++digit) {
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; ++m) {
-          const Bytes four = broadcast_bytes(rows[m].q + part * kPartElements + 4 * step);
+          const bool has_offset = kOperandOffset<Format> != 0 && digit == kDigits - 1;
+          const Ints start = broadcast_int(has_offset ? rows[m].offsets[part * Format::kScalesOfPart + s] : 0);
 #pragma GCC unroll 4
-          for (int c = 0; c < kTileColumns; ++c) {
-            dots[m][c] = Format::kSigned ? multiply_add_signed(dots[m][c], of_column[c], four)
-                                         : multiply_add(dots[m][c], of_column[c], four);
+          for (int c = 0; c < kTileColumns; ++c) dots[m][c] = digit == 0 ? start : times_255_plus(dots[m][c], start);
+        }
+#pragma GCC unroll 8
+        for (int step = s * kStepsOfScale; step < (s + 1) * kStepsOfScale; ++step) {
+          Bytes of_column[kTileColumns];
+#pragma GCC unroll 4
+          for (int c = 0; c < kTileColumns; ++c) of_column[c] = weights.operand(c, part, step);
+#pragma GCC unroll 8
+          for (int m = 0; m < kRows; ++m) {
+            const Bytes four = broadcast_bytes(rows[m].digits + (part * kDigits + digit) * kPartElements + 4 * step);
+#pragma GCC unroll 4
+            for (int c = 0; c < kTileColumns; ++c) {
+              dots[m][c] = Format::kSigned ? multiply_add_signed(dots[m][c], of_column[c], four)
+                                           : multiply_add(dots[m][c], of_column[c], four);
+            }
           }
         }
       }
@@ -126,23 +130,23 @@ void run_tile(const LinearParams& params, const QuantisedRows<Format>& x, const 
 }
 
 // A tile of `rows` rows, at most kTileRows.
-template <class Format, int kRows = kTileRows>
-void run_rows(const LinearParams& params, const QuantisedRows<Format>& x, const TileWeights<Format>& weights,
+template <class Format, int kDigits, int kRows = kTileRows>
+void run_rows(const LinearParams& params, const QuantisedRows<Format, kDigits>& x, const TileWeights<Format>& weights,
               int64_t row, int64_t rows) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return run_rows<Format, kRows - 1>(params, x, weights, row, rows);
+    if (rows < kRows) return run_rows<Format, kDigits, kRows - 1>(params, x, weights, row, rows);
   }
-  run_tile<Format, kRows>(params, x, weights, row);
+  run_tile<Format, kDigits, kRows>(params, x, weights, row);
 }
 
 // All tiles of the rows first .. last - 1, as even as they can be: one of few rows has too few sums at work.
-template <class Format>
-void run_tiles(const LinearParams& params, const QuantisedRows<Format>& x, const TileWeights<Format>& weights,
+template <class Format, int kDigits>
+void run_tiles(const LinearParams& params, const QuantisedRows<Format, kDigits>& x, const TileWeights<Format>& weights,
                int64_t first, int64_t last) {
   const int64_t tiles = (last - first + kTileRows - 1) / kTileRows;
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t row = first + tile * (last - first) / tiles;
-    run_rows<Format>(params, x, weights, row, first + (tile + 1) * (last - first) / tiles - row);
+    run_rows<Format, kDigits>(params, x, weights, row, first + (tile + 1) * (last - first) / tiles - row);
   }
 }
 
@@ -160,9 +164,9 @@ TileWeights<Format> weights_of_tile(const LinearParams& params, int64_t tile) {
   return weights;
 }
 
-template <class Format>
+template <class Format, int kDigits>
 void run(const LinearParams& params) {
-  const QuantisedRows<Format> x(params.num_rows, params.num_inputs);
+  const QuantisedRows<Format, kDigits> x(params.num_rows, params.num_inputs);
   parallel_for(params.num_rows, grain_of(params.num_inputs), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) x.fill(row, params.x + row * params.x_stride);
   });
@@ -179,16 +183,19 @@ void run(const LinearParams& params) {
   parallel_items(output_items * row_items, [&](int64_t item) {
     const int64_t first_tile = item % output_items * item_tiles, row = item / output_items * item_rows;
     for (int64_t tile = first_tile; tile < std::min(tiles, first_tile + item_tiles); ++tile) {
-      run_tiles<Format>(params, x, weights_of_tile<Format>(params, tile), row,
-                        std::min(params.num_rows, row + item_rows));
+      run_tiles<Format, kDigits>(params, x, weights_of_tile<Format>(params, tile), row,
+                                 std::min(params.num_rows, row + item_rows));
     }
   });
 }
 
 }  // namespace
 
-void linear_int8(const LinearParams& params) {
-  with_block_format(params.block_format, [&](auto format) { run<decltype(format)>(params); });
+void linear_integers(const LinearParams& params) {
+  with_block_format(params.block_format, [&](auto format) {
+    using Format = decltype(format);
+    params.activation_bits == 8 ? run<Format, 1>(params) : run<Format, 2>(params);
+  });
 }
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -1,13 +1,14 @@
-"""Equal work, equal result, with activations of 8 bits.
+"""Equal work, equal result, with activations of 8 and 16 bits.
 
 Products of weights give a row the same bits in any company, but attention of one query and of many do not add in the
-same order. A difference in the last place may round an activation to the next of its 255 values, so logits of the same
+same order. A difference in the last place may round an activation to the next of its values, so logits of the same
 context agree to within a fraction of what the rounding itself changes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -22,12 +23,16 @@ from tests.models.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    """One file, by linear math."""
-    path: Path = tmp_path_factory.mktemp("int8") / "model.gguf"
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("blocks") / "model.gguf"
     kinds = {"": gguf.GGMLQuantizationType.Q4_1, "attn_v": gguf.GGMLQuantizationType.Q8_0}
     write_gguf(path, tiny_model("llama", intermediate_size=128), kinds)
-    return {math: load_model(path, linear_math=math) for math in ("float32", "int8")}
+    return path
+
+
+@pytest.fixture(scope="module", params=["int8", "int16"])
+def model(request: pytest.FixtureRequest, file: Path) -> Decoder:
+    return load_model(file, linear_math=request.param)
 
 
 def by_context(run: Run) -> dict[tuple[int, ...], Tensor]:
@@ -43,26 +48,28 @@ def largest_difference(one: Run, other: Run) -> float:
 
 
 @pytest.fixture(scope="module")
-def one_shot(models: dict[str, Decoder]) -> Run:
-    return run(models["int8"], num_blocks=64, budget=512, caching=False)
+def one_shot(model: Decoder) -> Run:
+    return run(model, num_blocks=64, budget=512, caching=False)
 
 
 @pytest.fixture(scope="module")
-def rounding(models: dict[str, Decoder], one_shot: Run) -> float:
+def rounding(file: Path, one_shot: Run) -> float:
     """What the rounding of activations changes in the logits."""
-    return largest_difference(one_shot, run(models["float32"], num_blocks=64, budget=512, caching=False))
+    exact = load_model(file, linear_math="float32")
+    return largest_difference(one_shot, run(exact, num_blocks=64, budget=512, caching=False))
 
 
-def test_the_cache_is_bfloat16_where_activations_are_rounded_anyway(models: dict[str, Decoder]) -> None:
-    assert resolve_kv_cache_dtype("auto", models["int8"]) == torch.bfloat16
-    assert resolve_kv_cache_dtype("auto", models["float32"]) == torch.float32
-    assert resolve_kv_cache_dtype("float32", models["int8"]) == torch.float32
-    assert resolve_kv_cache_dtype("float16", models["float32"]) == torch.float16
+def test_the_cache_is_bfloat16_where_activations_have_no_more_bits(model: Decoder, file: Path) -> None:
+    exact = load_model(file, linear_math="float32")
+    assert resolve_kv_cache_dtype("auto", model) == {"int8": torch.bfloat16, "int16": torch.float32}[model.linear_math]
+    assert resolve_kv_cache_dtype("auto", exact) == torch.float32
+    assert resolve_kv_cache_dtype("float32", model) == torch.float32
+    assert resolve_kv_cache_dtype("float16", exact) == torch.float16
 
 
-def test_the_rounding_shows_and_is_small(one_shot: Run, rounding: float) -> None:
+def test_the_rounding_shows_and_is_small(model: Decoder, one_shot: Run, rounding: float) -> None:
     spread = float(torch.stack([logits for _, logits in one_shot.sampler.seen]).std())
-    assert 0 < rounding < spread / 4
+    assert 0 < rounding < spread * {"int8": 0.25, "int16": 0.002}[model.linear_math]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +83,12 @@ def test_the_rounding_shows_and_is_small(one_shot: Run, rounding: float) -> None
     ids=["token by token", "chunks of 17", "chunks of 64", "cached"],
 )
 def test_no_schedule_changes_the_logits(
-    models: dict[str, Decoder], one_shot: Run, rounding: float, setting: dict[str, int]
+    model: Decoder, one_shot: Run, rounding: float, setting: dict[str, Any]
 ) -> None:
-    assert largest_difference(run(models["int8"], **setting), one_shot) < rounding / 2
+    assert largest_difference(run(model, **setting), one_shot) < rounding / 2
 
 
-def test_preemption_does_not_change_the_logits(models: dict[str, Decoder], one_shot: Run, rounding: float) -> None:
-    preempted = run(models["int8"], num_blocks=12, budget=40, caching=True)
+def test_preemption_does_not_change_the_logits(model: Decoder, one_shot: Run, rounding: float) -> None:
+    preempted = run(model, num_blocks=12, budget=40, caching=True)
     assert sum(request.num_preemptions for request in preempted.requests) > 0
     assert largest_difference(preempted, one_shot) < rounding / 2
