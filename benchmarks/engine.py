@@ -23,7 +23,7 @@ from benchmarks.machine import gemm_rate, read_bandwidth
 from cudaprefill import LLM, SamplingParams
 from cudaprefill.models import default_model_path, read_model_config
 from cudaprefill.models.block_matrix import BlockMatrix, Matrix
-from cudaprefill.models.config import ModelConfig
+from cudaprefill.models.config import ExpertsConfig, ModelConfig
 from cudaprefill.models.decoder import Decoder
 
 DECODE_CONTEXT = 32
@@ -35,10 +35,16 @@ READ_BYTES = 512 * 2**20  # to measure the bandwidth with: more than any cache
 
 
 def linear_parameters(config: ModelConfig) -> int:
-    """Weights that every token is multiplied with, the LM head apart."""
+    """Weights that every token is multiplied with, the LM head apart: of experts, those of as many as it chooses."""
     heads = config.num_q_heads + 2 * config.num_kv_heads
     attention = config.hidden_size * config.head_size * (heads + config.num_q_heads)
-    return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+
+    def feed_forward(experts: ExpertsConfig | None) -> int:
+        if experts is None:
+            return 3 * config.hidden_size * config.intermediate_size
+        return config.hidden_size * (3 * experts.num_chosen * experts.intermediate_size + experts.num_experts)
+
+    return sum(attention + feed_forward(layer.experts) for layer in config.layers)
 
 
 def prefill_operations(config: ModelConfig, tokens: int) -> float:

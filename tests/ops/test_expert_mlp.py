@@ -58,7 +58,8 @@ def test_nan_in_a_row_stays_in_that_row() -> None:
     case.router_logits[11, 5] = math.nan
     out = case.run()
     others = [row for row in range(20) if row not in (3, 7, 11)]
-    assert torch.equal(out[others], expected[others])
+    # Not to the bit: other rows choose other experts, and `linear` has other ways for few rows and for many.
+    torch.testing.assert_close(out[others], expected[others], rtol=1e-5, atol=1e-5)
     assert out[[3, 7, 11]].isnan().all()
 
 
