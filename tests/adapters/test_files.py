@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ def test_both_kinds_of_prompt_learning_have_names_of_their_own(tmp_path: Path) -
     [
         (
             {"token_dim": 64},
-            "token_dim is 64, but the model has the hidden size 96; the adapter was made for other/model",
+            "token_dim is 64, but the model has the hidden size 96; the adapter was made for 'other/model'",
         ),
         ({"num_layers": 30}, "num_layers is 30, but the model has the number of layers 2"),
         ({"num_virtual_tokens": 0}, "num_virtual_tokens must be an integer of at least 1, got 0"),
@@ -62,7 +64,7 @@ def test_both_kinds_of_prompt_learning_have_names_of_their_own(tmp_path: Path) -
         ({"task_type": "SEQ_2_SEQ_LM"}, "task_type = 'SEQ_2_SEQ_LM' is not supported, only 'CAUSAL_LM'"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] is not supported"),
         ({"num_ranks": 3}, "num_ranks = 3 is not supported for PROMPT_TUNING"),
-        ({"peft_type": "MULTITASK_PROMPT_TUNING"}, "of the type MULTITASK_PROMPT_TUNING are not served, only "),
+        ({"peft_type": "MULTITASK_PROMPT_TUNING"}, "of the type 'MULTITASK_PROMPT_TUNING' are not served, only "),
         ({"peft_type": None}, "peft_type must be the name of a kind of adapter, got None"),
         ({"peft_type": ["LORA"]}, "peft_type must be the name of a kind of adapter, got "),
     ],
@@ -133,6 +135,34 @@ def test_folders_without_an_adapter(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({**PROMPT_CONFIG, "num_virtual_tokens": 20}))
     with pytest.raises(AdapterError, match=r"holds no adapter_model\.safetensors"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+    """To open a pipe would be to wait for ever, with Python's lock."""
+    write_prompt_adapter(tmp_path)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with pytest.raises(AdapterError, match=rf"{name} is not a file"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000])
+def test_a_configuration_that_is_nested_too_deeply(tmp_path: Path, content: str) -> None:
+    write_prompt_adapter(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(content)
+    with pytest.raises(AdapterError, match=r"adapter_config\.json is nested too deeply"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["peft_type", "task_type", "token_dim", "base_model_name_or_path", "unheard_of"])
+def test_messages_are_short_and_can_be_sent(tmp_path: Path, key: str) -> None:
+    other_key = {} if key == "token_dim" else {"token_dim": 64}
+    write_prompt_adapter(tmp_path, **{**other_key, key: "\ud800" * 10_000})
+    with pytest.raises(AdapterError) as caught:
+        load(tmp_path)
+    assert len(str(caught.value).encode()) < 500
 
 
 class Bomb:

@@ -71,7 +71,9 @@ def refuse(registry: AdapterRegistry, folder: Path, message: str) -> None:
         ("target_modules", ["c_attn"], "target_modules names 'c_attn', which is no linear layer"),
         ("target_modules", [*SEVEN, "lm_head"], "target_modules names 'lm_head'"),
         ("target_modules", [*SEVEN, "embed_tokens"], "target_modules names 'embed_tokens'"),
-        ("target_modules", "(", "target_modules is no regular expression"),
+        ("target_modules", "(", "target_modules is no regular expression that is served: unclosed group"),
+        ("target_modules", "q_proj)|(k_proj", "target_modules is no regular expression that is served: unopened group"),
+        ("target_modules", r"(?!.*visual).*q_proj", "target_modules is no regular .* look-around"),
         ("target_modules", "nothing", "target_modules = 'nothing' names no linear layer of the model"),
         ("target_modules", SEVEN[1:], "has tensors of 'model.layers.0.self_attn.q_proj', which .* does not name"),
         ("exclude_modules", ["down_proj"], "has tensors of 'model.layers.0.mlp.down_proj', which .* does not name"),
@@ -82,13 +84,24 @@ def refuse(registry: AdapterRegistry, folder: Path, message: str) -> None:
         ("r", 0, "r must be an integer of at least 1, got 0"),
         ("r", "4", "r must be an integer of at least 1, got '4'"),
         ("r", 65, "r must be a rank of 1 to 64, which is the highest, got 65"),
-        ("r", 5, r"lora_A of '.*' must have the shape \(5, \d+\) .* got \(4, \d+\); .* made for a-base"),
+        ("r", 5, r"lora_A of '.*' must have the shape \(5, \d+\) .* got \(4, \d+\); .* made for 'a-base'"),
         ("rank_pattern", {"q_proj": 65}, r"rank_pattern\['q_proj'\] must be a rank of 1 to 64.*, got 65"),
         ("rank_pattern", {"q_proj": 3}, r"lora_A of 'model.layers.0.self_attn.q_proj' must have the shape \(3, 96\)"),
         ("rank_pattern", ["q_proj"], "rank_pattern must map patterns to values"),
         ("rank_pattern", {"(": 4}, "rank_pattern is no regular expression"),
-        ("lora_alpha", "2", "lora_alpha must be a number, got '2'"),
-        ("alpha_pattern", {"q_proj": float("nan")}, r"alpha_pattern\['q_proj'\] must be a number, got nan"),
+        (
+            "alpha_pattern",
+            {"q_proj": 10**400},
+            r"alpha_pattern\['q_proj'\] must be a number .* an integer of 1329 bits",
+        ),
+        ("lora_alpha", -1e39, "lora_alpha must be a number of at most .*, got -1e"),
+        ("lora_alpha", "9" * 1000, "got '9{80,100}\\.\\.\\.$"),
+        ("lora_alpha", "2", "lora_alpha must be a number of at most 3.4e.38, got '2'"),
+        (
+            "alpha_pattern",
+            {"q_proj": float("nan")},
+            r"alpha_pattern\['q_proj'\] must be a number of at most .*, got nan",
+        ),
         ("use_rslora", 1, "use_rslora must be true or false, got 1"),
     ],
 )
@@ -99,6 +112,28 @@ def test_configurations(
         config.update({"base_model_name_or_path": "a-base", key: value})
 
     refuse(registry, changed(folder / "good", tmp_path / "bad", change), message)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"])
+def test_a_pattern_that_python_would_try_for_hours(
+    registry: AdapterRegistry, folder: Path, tmp_path: Path, key: str
+) -> None:
+    endless = r"([\w.]+)+!"
+    value = {endless: 4} if key.endswith("_pattern") else endless
+    bad = changed(folder / "good", tmp_path / "bad", lambda config: config.update({key: value}))
+    if key == "target_modules":
+        refuse(registry, bad, "names no linear layer of the model")
+    else:
+        registry.load(key, bad)
+
+
+@pytest.mark.parametrize("patterns", [True, [1], {"a": 1}])
+def test_patterns_of_layers_that_are_none(
+    registry: AdapterRegistry, folder: Path, tmp_path: Path, patterns: object
+) -> None:
+    keys = {"layers_to_transform": [0, 1], "layers_pattern": patterns}
+    bad = changed(folder / "good", tmp_path / "bad", lambda config: config.update(keys))
+    refuse(registry, bad, "layers_pattern must be a pattern or a list of them, got ")
 
 
 def test_the_unchanged_adapter_is_loaded(registry: AdapterRegistry, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -276,10 +277,19 @@ def test_a_folder_is_read_with_its_generation_config(tmp_path: Path) -> None:
     assert read_model_config(tmp_path).eos_token_ids == (5,)
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "not valid JSON"), ("[1]", "JSON object, got list")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "not valid JSON"), ("[1]", "JSON object, got list"), ("[" * 100_000, "nested too deeply")],
+)
 def test_a_damaged_config_json_is_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(WeightsError, match=f"config.json.*{message}"):
+        read_model_config(tmp_path)
+
+
+def test_a_pipe_by_the_name_of_config_json_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(WeightsError, match=r"config\.json is not a file"):
         read_model_config(tmp_path)
 
 

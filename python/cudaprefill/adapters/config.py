@@ -11,6 +11,7 @@ from typing import Any
 from cudaprefill.adapters.errors import AdapterError
 from cudaprefill.adapters.files import CONFIG
 from cudaprefill.models.fields import Fields
+from cudaprefill.sampling_params import show
 
 # Keys of every kind that say where an adapter comes from and change no result.
 _DESCRIPTIVE = frozenset(
@@ -30,13 +31,14 @@ class AdapterFields(Fields):
     def peft_type(self) -> str:
         kind = self.get("peft_type")
         if not isinstance(kind, str):
-            raise AdapterError(f"{CONFIG}: peft_type must be the name of a kind of adapter, got {kind!r}")
+            raise AdapterError(f"{CONFIG}: peft_type must be the name of a kind of adapter, got {show(kind)}")
         return kind
 
     @property
     def made_for(self) -> str:
         """The base model that the adapter names, for messages."""
-        return str(self.get("base_model_name_or_path", "a model that it does not name"))
+        name = self.get("base_model_name_or_path")
+        return "a model that it does not name" if name is None else show(name)
 
     def know_only(self, keys: Collection[str]) -> None:
         """Raises AdapterError for a key outside `keys` that asks for something, and for tasks other than CAUSAL_LM."""
@@ -44,13 +46,13 @@ class AdapterFields(Fields):
         self.only("modules_to_save", [])
         for key, value in self.values.items():
             if key not in _DESCRIPTIVE and key not in keys and value:
-                raise AdapterError(f"{CONFIG}: {key} = {value!r} is not supported for {self.peft_type}")
+                raise AdapterError(f"{CONFIG}: {key} = {show(value)} is not supported for {self.peft_type}")
 
     def fits(self, key: str, expected: int, what: str) -> None:
         """Raises AdapterError where the key is there and is not the base model's number."""
         value = self.get(key)
         if value is not None and value != expected:
             raise AdapterError(
-                f"{CONFIG}: {key} is {value!r}, but the model has {what} {expected}; "
+                f"{CONFIG}: {key} is {show(value)}, but the model has {what} {expected}; "
                 f"the adapter was made for {self.made_for}"
             )

@@ -18,6 +18,7 @@ from torch import Tensor
 from cudaprefill.adapters.errors import AdapterError
 from cudaprefill.models.errors import WeightsError
 from cudaprefill.models.hf_config import read_json
+from cudaprefill.models.regular_file import check_regular_file
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,12 +44,17 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     path = folder / TENSORS
     tensors: dict[str, Tensor] = {}
     try:
+        check_regular_file(path)
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 # The file may change later, and what was hashed must be what is used.
                 tensors[name] = file.get_tensor(name).clone()
     except FileNotFoundError:
         raise AdapterError(_why_nothing(folder)) from None
+    except WeightsError as error:
+        raise AdapterError(str(error)) from None
+    except OSError as error:
+        raise AdapterError(f"{path} cannot be read: {error.strerror}") from None
     except SafetensorError as error:
         raise AdapterError(f"{path} is damaged or cut off: {error}") from None
     for name, tensor in tensors.items():

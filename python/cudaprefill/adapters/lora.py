@@ -21,8 +21,10 @@ from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError
 from cudaprefill.adapters.files import CONFIG, TENSORS, content_hash
 from cudaprefill.adapters.lora_weights import NUM_PARTS, LoraPair, lora_weights
+from cudaprefill.adapters.patterns import ANY_PARENT, matches
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.weights import stored_matrices
+from cudaprefill.sampling_params import show
 
 # Keys that are read here, and those that say how an adapter was begun or trained and change no result.
 _KNOWN = {
@@ -33,6 +35,8 @@ _KNOWN = {
 # Ways to begin that leave the base model's weights alone. The others (PiSSA, OLoRA, CorDA, LoftQ) take out of them what
 # they put into the adapter, so that it fits no unchanged base model.
 _PLAIN_BEGINNINGS = (True, False, "gaussian", "eva", "orthogonal")
+
+_MAX_ALPHA = torch.finfo(torch.float32).max
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _UNSERVED_TENSORS = {
@@ -102,7 +106,7 @@ def _refuse_what_is_not_served(fields: AdapterFields) -> None:
     beginning = fields.get("init_lora_weights", True)
     if beginning not in _PLAIN_BEGINNINGS:
         raise AdapterError(
-            f"{CONFIG}: init_lora_weights = {beginning!r} is not supported: it changes the base model's weights; "
+            f"{CONFIG}: init_lora_weights = {show(beginning)} is not supported: it changes the base model's weights; "
             "PEFT converts such an adapter with path_initial_model_for_weight_conversion"
         )
     fields.know_only(_KNOWN)
@@ -129,26 +133,26 @@ def _targeted(fields: AdapterFields, modules: Mapping[str, _Module]) -> set[str]
         raise AdapterError(f"{CONFIG}: target_modules is missing")
     for key, value in (("target_modules", targets), ("exclude_modules", excluded)):
         if not isinstance(value, str) and not _is_list_of(str, value):
-            raise AdapterError(f"{CONFIG}: {key} must be a pattern or a list of names, got {value!r}")
+            raise AdapterError(f"{CONFIG}: {key} must be a pattern or a list of names, got {show(value)}")
     if targets == "all-linear":
         chosen = set(modules)
     elif isinstance(targets, str):
-        chosen = {path for path in modules if _matches("target_modules", targets, path)}
+        chosen = {path for path in modules if matches("target_modules", targets, path)}
     else:
         for name in targets:
             if not any(_is_named(path, name) for path in modules):
                 raise AdapterError(
-                    f"{CONFIG}: target_modules names {name!r}, which is no linear layer in which LoRA is served; "
+                    f"{CONFIG}: target_modules names {show(name)}, which is no linear layer in which LoRA is served; "
                     f"the adapter was made for {fields.made_for}"
                 )
         chosen = {path for path in modules if any(_is_named(path, name) for name in targets)}
-        chosen = {path for path in chosen if _in_layers(fields, path)}
+        chosen = {path for path in chosen if _in_layers(fields, path, modules[path].layer)}
     if isinstance(excluded, str):
-        chosen = {path for path in chosen if not _matches("exclude_modules", excluded, path)}
+        chosen = {path for path in chosen if not matches("exclude_modules", excluded, path)}
     else:
         chosen = {path for path in chosen if not any(_is_named(path, name) for name in excluded)}
     if not chosen:
-        raise AdapterError(f"{CONFIG}: target_modules = {targets!r} names no linear layer of the model")
+        raise AdapterError(f"{CONFIG}: target_modules = {show(targets)} names no linear layer of the model")
     return chosen
 
 
@@ -156,33 +160,20 @@ def _is_named(path: str, name: str) -> bool:
     return path == name or path.endswith(f".{name}")
 
 
-def _in_layers(fields: AdapterFields, path: str) -> bool:
+def _in_layers(fields: AdapterFields, path: str, layer: int) -> bool:
     """Whether the module's layer is among those that a list of names is for."""
     layers = fields.get("layers_to_transform")
     if layers is None or layers == []:
         return True
     layers = [layers] if isinstance(layers, int) else layers
     if not _is_list_of(int, layers):
-        raise AdapterError(f"{CONFIG}: layers_to_transform must be a layer or a list of them, got {layers!r}")
+        raise AdapterError(f"{CONFIG}: layers_to_transform must be a layer or a list of them, got {show(layers)}")
     patterns = fields.get("layers_pattern") or [r"[^.]*"]
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    for pattern in patterns:
-        match = _searched("layers_pattern", rf"(?:^|.*?\.)(?:{pattern})\.(\d+)\.", path)
-        if match:
-            return int(match[1]) in layers
-    return False
-
-
-def _matches(key: str, pattern: str, path: str) -> bool:
-    return bool(_searched(key, rf"(?:{pattern})\Z", path))
-
-
-def _searched(key: str, pattern: str, path: str) -> re.Match[str] | None:
-    """A match from the beginning. Raises AdapterError for what is no pattern."""
-    try:
-        return re.match(pattern, path)
-    except re.error as error:
-        raise AdapterError(f"{CONFIG}: {key} is no regular expression: {error}") from None
+    if not _is_list_of(str, patterns):
+        raise AdapterError(f"{CONFIG}: layers_pattern must be a pattern or a list of them, got {show(patterns)}")
+    named = (matches("layers_pattern", each, path, before=ANY_PARENT, after=r"\.\d+\..*") for each in patterns)
+    return layer in layers and any(named)
 
 
 def _sides(
@@ -211,20 +202,23 @@ def _rank_and_scale(fields: AdapterFields, path: str) -> tuple[int, float]:
     def of_module(patterns_key: str, default: Any) -> tuple[str, Any]:
         patterns = fields.get(patterns_key, {})
         if not isinstance(patterns, dict):
-            raise AdapterError(f"{CONFIG}: {patterns_key} must map patterns to values, got {patterns!r}")
+            raise AdapterError(f"{CONFIG}: {patterns_key} must map patterns to values, got {show(patterns)}")
         for pattern, value in patterns.items():
-            if _searched(patterns_key, rf"(.*\.)?({pattern})\Z", path):
+            if matches(patterns_key, pattern, path, before=ANY_PARENT):
                 return f"{patterns_key}[{pattern!r}]", value
         return "", default
 
     key, rank = of_module("rank_pattern", fields.integer("r"))
     if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= ops.MAX_LORA_RANK:
         raise AdapterError(
-            f"{CONFIG}: {key or 'r'} must be a rank of 1 to {ops.MAX_LORA_RANK}, which is the highest, got {rank!r}"
+            f"{CONFIG}: {key or 'r'} must be a rank of 1 to {ops.MAX_LORA_RANK}, which is the highest, got {show(rank)}"
         )
     key, alpha = of_module("alpha_pattern", fields.get("lora_alpha", 8))
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        raise AdapterError(f"{CONFIG}: {key or 'lora_alpha'} must be a number, got {alpha!r}")
+    # Beyond float32, in which it multiplies, it would be infinite. NaN is neither below nor above.
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) <= _MAX_ALPHA:
+        raise AdapterError(
+            f"{CONFIG}: {key or 'lora_alpha'} must be a number of at most {_MAX_ALPHA:.2g}, got {show(alpha)}"
+        )
     return rank, alpha / (math.sqrt(rank) if fields.flag("use_rslora") else rank)
 
 

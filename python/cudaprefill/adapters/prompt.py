@@ -15,6 +15,7 @@ from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError
 from cudaprefill.adapters.files import TENSORS, content_hash
 from cudaprefill.adapters.virtual_tokens import VirtualTokens
+from cudaprefill.sampling_params import show
 
 EMBEDDINGS = "prompt_embeddings"  # the one tensor of every kind of prompt learning
 
@@ -69,9 +70,9 @@ def num_virtual_tokens(fields: AdapterFields, target: AdapterTarget) -> int:
 def the_tensor(tensors: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
     """The one tensor of a kind of prompt learning. Raises AdapterError where it is missing, misshapen or not alone."""
     if EMBEDDINGS not in tensors:
-        raise AdapterError(f"{TENSORS} holds no tensor {EMBEDDINGS!r}, only {sorted(tensors)}")
+        raise AdapterError(f"{TENSORS} holds no tensor {EMBEDDINGS!r}, only {show(sorted(tensors))}")
     if len(tensors) > 1:
-        raise AdapterError(f"{TENSORS} holds unexpected tensors {sorted(tensors.keys() - {EMBEDDINGS})}")
+        raise AdapterError(f"{TENSORS} holds unexpected tensors {show(sorted(tensors.keys() - {EMBEDDINGS}))}")
     tensor = tensors[EMBEDDINGS]
     if tuple(tensor.shape) != shape:
         raise AdapterError(f"tensor {EMBEDDINGS!r} must have the shape {shape}, got {tuple(tensor.shape)}")

@@ -78,7 +78,9 @@ class AdapterRegistry:
         fields = AdapterFields(read_config(path))
         loader = LOADERS.get(fields.peft_type)
         if loader is None:
-            raise AdapterError(f"adapters of the type {fields.peft_type} are not served, only {', '.join(LOADERS)}")
+            raise AdapterError(
+                f"adapters of the type {show(fields.peft_type)} are not served, only {', '.join(LOADERS)}"
+            )
         adapter = loader(name, path, fields, read_tensors(path), self.target)
         with self._lock:
             self._refuse_taken(name)

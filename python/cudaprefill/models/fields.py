@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from cudaprefill.models.errors import UnsupportedModelError
+from cudaprefill.sampling_params import show
 
 MAX_LAYERS = 10_000
 
@@ -26,7 +27,7 @@ class Fields:
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._required(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self.error(f"{self.where}: {key} must be an integer of at least {minimum}, got {value!r}")
+            raise self.error(f"{self.where}: {key} must be an integer of at least {minimum}, got {show(value)}")
         return value
 
     def num_layers(self, key: str) -> int:
@@ -43,13 +44,13 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         value = self._required(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-            raise self.error(f"{self.where}: {key} must be a number above 0, got {value!r}")
+            raise self.error(f"{self.where}: {key} must be a number above 0, got {show(value)}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._required(key, default)
         if not isinstance(value, bool):
-            raise self.error(f"{self.where}: {key} must be true or false, got {value!r}")
+            raise self.error(f"{self.where}: {key} must be true or false, got {show(value)}")
         return value
 
     def only(self, key: str, *allowed: Any) -> None:
@@ -60,7 +61,7 @@ class Fields:
 
     def unsupported(self, key: str, value: object, *allowed: Any) -> ValueError:
         remedy = f", only {' or '.join(map(repr, allowed))}" if allowed else ""
-        return self.error(f"{self.where}: {key} = {value!r} is not supported{remedy}")
+        return self.error(f"{self.where}: {key} = {show(value)} is not supported{remedy}")
 
     def _required(self, key: str, default: Any) -> Any:
         value = self.get(key, default)

@@ -15,6 +15,7 @@ from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.errors import UnsupportedModelError, WeightsError
 from cudaprefill.models.families import FAMILIES, NOT_COMPUTED, Family
 from cudaprefill.models.fields import Fields
+from cudaprefill.models.regular_file import check_regular_file
 
 # What else than null a key may say for the model to be one that is computed here.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -78,9 +79,16 @@ def parse_hf_config(config: dict[str, Any], generation: dict[str, Any] | None = 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object. Raises WeightsError naming the file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        check_regular_file(path)
+        text = path.read_bytes()
     except FileNotFoundError:
         raise WeightsError(f"{path} does not exist") from None
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        content = json.loads(text.decode())
+    except RecursionError:
+        raise WeightsError(f"{path} is nested too deeply") from None
     except ValueError as error:
         raise WeightsError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(content, dict):

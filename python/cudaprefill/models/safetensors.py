@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cudaprefill.models.errors import WeightsError
 from cudaprefill.models.hf_config import read_json
+from cudaprefill.models.regular_file import check_regular_file
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -68,6 +69,7 @@ class SafetensorsSource:
 
     def _add_file(self, path: Path) -> None:
         try:
+            check_regular_file(path)
             file: Any = safe_open(path, framework="pt")
         except FileNotFoundError:
             raise WeightsError(f"{path} does not exist") from None
