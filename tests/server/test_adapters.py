@@ -14,6 +14,7 @@ import pytest
 from websockets.sync.client import connect
 
 from cudaprefill.adapters import AdapterRegistry
+from cudaprefill.engine.engine import Engine
 from tests.adapters.by_hand import TARGET, write_prompt_adapter
 from tests.engine.harness import MAX_MODEL_LEN, expected, text_of
 from tests.server.chat_server import ChatServer, Socket
@@ -323,3 +324,32 @@ def test_an_adapter_with_the_name_of_the_model_stops_the_start(tmp_path: Path) -
     server.folder = tmp_path
     with pytest.raises(ValueError, match="'first' is the name of an adapter and of the model"):
         server.__enter__()
+
+
+def test_an_unload_whose_client_goes_leaves_the_engine_alive(server: AdapterServer, third: httpx.Client) -> None:
+    """The request that the unload waited for ends as any other."""
+    assert post(third, "load", lora_name="third", lora_path="third").status_code == 200
+    adapter = server.state.engine.adapters.get("third")
+    server.runner.gate.clear()
+    body = {"model": "third", "prompt": PROMPT, **GREEDY, "max_tokens": 1000, "stream": True}
+    asking = server.post_raw("/v1/completions", body)
+    server.wait_until(lambda: adapter.num_uses == 1, "the request to arrive")
+    unloading = server.post_raw("/v1/unload_lora_adapter", {"lora_name": "third"})
+    server.wait_until(lambda: "third" not in server.state.engine.adapters, "the name to go")
+    # Behind the step that waits, the engine hears of the unload, and then this stops it before the next one.
+    heard = threading.Event()
+
+    def stop_again(engine: Engine) -> None:
+        server.runner.gate.clear()
+        heard.set()
+
+    server.state.engine._engine.call(stop_again)
+    server.runner.gate.set()
+    assert heard.wait(PATIENCE)
+    assert adapter.num_uses == 1
+    unloading.close()
+    server.wait_until(lambda: server.state.in_flight == 1, "the unload to be given up")
+    server.runner.gate.set()
+    asking.close()
+    server.wait_until(lambda: adapter.num_uses == 0, "the request to end")
+    complete(third, MODEL)

@@ -88,6 +88,7 @@ class Adapter:
         with self._lock:
             if self._unloaded is None:
                 self._unloaded = Future()
+                self._unloaded.set_running_or_notify_cancel()  # who waits may give up, but the engine sets the result
                 if self._num_uses == 0:
                     self._unloaded.set_result(None)
             return self._unloaded
