@@ -376,8 +376,10 @@ def test_the_picture_is_svg_with_a_bar_for_each_figure_of_each_engine() -> None:
 
 
 def test_goals_are_told_where_vllm_was_measured() -> None:
-    text = page.goals(a_result())
-    assert "| prefill, 1,600 tokens | The cudaprefill | least 2x | 2.00x | met |" in text
+    result = a_result()
+    quantised = replace(result.engines[0], name="cudaprefill-int8", title="The quantised one")
+    text = page.goals(replace(result, engines=[*result.engines, quantised]))
+    assert "| prefill, 1,600 tokens | The quantised one | least 2x | 2.00x | met |" in text
     assert "| one stream, mean ITL | The cudaprefill | most 0.35x | 0.10x | met |" in text
     assert "| chats + long prompt: ITL p99 | The cudaprefill | most 0.1x | 0.30x | missed |" in text
     assert "not measured" in page.goals(a_result(("cudaprefill",)))
@@ -434,7 +436,8 @@ def test_the_command_measures_our_engine_and_names_the_absent(
 ) -> None:
     result = run_command("--only", "cudaprefill")
     assert [engine.name for engine in result.engines] == ["cudaprefill"]
-    assert result.absent.keys() == {"vLLM", "llama.cpp", "transformers", "cudaprefill, float32 weights"}
+    others = {"cudaprefill, float32 weights", "cudaprefill, int8 activations"}
+    assert result.absent.keys() == {"vLLM", "llama.cpp", "transformers", *others}
     assert all(samples.keys() == SAMPLES for samples in result.engines[0].rounds)
     assert result.engines[0].memory_bytes > 1e6
     assert markdown(result) in capsys.readouterr().out
@@ -445,8 +448,8 @@ def test_an_engine_that_fails_is_left_out_and_the_others_are_measured(
 ) -> None:
     ours = command.our_engine
 
-    def engine(model: Path, version: str, dtype: str | None = None) -> Engine:
-        return ours(model, version) if dtype is None else replace(bare_engine("raise SystemExit('no')"), name="bare")
+    def engine(model: Path, version: str, **settings: str) -> Engine:
+        return replace(bare_engine("raise SystemExit('no')"), name="bare") if settings else ours(model, version)
 
     monkeypatch.setattr(command, "our_engine", engine)
     result = run_command("--workloads", "prefill")

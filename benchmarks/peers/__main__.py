@@ -46,7 +46,8 @@ def say(text: str) -> None:
 
 def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[str, str]]:
     """What is measured, and the peers that are not, with the reason."""
-    chosen, absent = [our_engine(model, __version__), our_engine(model, __version__, "float32")], {}
+    ours: list[dict[str, str]] = [{}, {"linear_math": "int8"}, {"dtype": "float32"}]
+    chosen, absent = [our_engine(model, __version__, **settings) for settings in ours], {}
 
     def missing(python: str | None, option: str, package: str) -> str:
         return f"{python} has no {package}" if python else f"{option} is not given"
@@ -160,7 +161,11 @@ def main() -> int:
     add("--llama-python", default=environment("CUDAPREFILL_LLAMA_PYTHON"), metavar="PATH", help="with llama-cpp-python")
     add("--transformers", action="store_true", help="measure transformers too, which takes its time")
     add("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")
-    add("--only", metavar="ENGINE,...", help="of cudaprefill, cudaprefill-float32, vllm, llama.cpp, transformers")
+    add(
+        "--only",
+        metavar="ENGINE,...",
+        help="of cudaprefill, cudaprefill-int8, cudaprefill-float32, vllm, llama.cpp, transformers",
+    )
     add("--workloads", metavar="NAME,...", help=f"of {', '.join(workload.name for workload in WORKLOADS)}")
     add("--folder", type=Path, default=ROOT / "build" / "peers", help="for logs and the converted model")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results", help="(default: benchmarks/results)")

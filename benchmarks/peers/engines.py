@@ -39,15 +39,21 @@ class Engine:
         return " ".join(words)
 
 
-def our_engine(model: Path, version: str, dtype: str | None = None) -> Engine:
-    """This project's server: with default settings, or with weights of one dtype."""
+def our_engine(model: Path, version: str, dtype: str | None = None, linear_math: str | None = None) -> Engine:
+    """This project's server: with default settings, with weights of one dtype, or with rounded activations."""
+    what = "default settings"
+    if dtype is not None:
+        what = f"{dtype} weights"
+    elif linear_math is not None:
+        what = f"{linear_math} activations"
     return Engine(
-        name="cudaprefill" if dtype is None else f"cudaprefill-{dtype}",
-        title=f"cudaprefill, {'default settings' if dtype is None else f'{dtype} weights'}",
+        name="-".join(filter(None, ["cudaprefill", dtype, linear_math])),
+        title=f"cudaprefill, {what}",
         version=version,
         command=[
             *(sys.executable, "-m", "cudaprefill.cli.main", "serve", "--model", str(model), "--exit-with-stdin"),
             *([] if dtype is None else ["--dtype", dtype]),
+            *([] if linear_math is None else ["--linear-math", linear_math]),
             "--port",
         ],
         environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -36,8 +36,8 @@ class Goal:
 GOALS = (
     Goal("prefill, 1,600 tokens", "cudaprefill-float32", 1.15),
     Goal("prefill, 3,200 tokens", "cudaprefill-float32", 1.15),
-    Goal("prefill, 1,600 tokens", "cudaprefill", 2.0),
-    Goal("prefill, 3,200 tokens", "cudaprefill", 2.0),
+    Goal("prefill, 1,600 tokens", "cudaprefill-int8", 2.0),
+    Goal("prefill, 3,200 tokens", "cudaprefill-int8", 2.0),
     Goal("one stream, mean ITL", "cudaprefill", 0.35),
     Goal("batch, wall time", "cudaprefill", 0.5),
     Goal("chats + long prompt: ITL p99", "cudaprefill", 0.1),
