@@ -264,7 +264,9 @@ def load_weights(
         for block_format, run in itertools.groupby(parts, source.block_format):
             of_run = list(run)
             num_rows = [names[part][0] for part in of_run]
-            blocks = torch.empty((sum(num_rows), source.num_bytes(of_run[0]) // num_rows[0]), dtype=torch.uint8)
+            as_stored = (sum(num_rows), source.num_bytes(of_run[0]) // num_rows[0])
+            # Pages of their own go back to the system, where the heap would keep them.
+            blocks = HugePages(HugePages.size_of(as_stored, torch.uint8)).empty(as_stored, torch.uint8)
             for part, rows in zip(of_run, torch.split(blocks, num_rows), strict=True):
                 source.copy_blocks_into(part, rows)
                 read(part)
