@@ -24,6 +24,16 @@ enum class PrefillKernel {
 // best, mma, tensor or async; raises std::invalid_argument.
 PrefillKernel prefill_kernel_named(const std::string& name);
 
+// The decode kernels for 16-bit formats, mma.sync both. kBest: kTensorCopies where the device and the arguments allow it.
+enum class DecodeKernel {
+  kBest,
+  kAsyncCopies,   // keys and values by cp.async, for every device and head size
+  kTensorCopies,  // keys and values by cp.async.bulk.tensor; compute capability 9.0
+};
+
+// best, async or tensor; raises std::invalid_argument.
+DecodeKernel decode_kernel_named(const std::string& name);
+
 // What a launch needs to know of the device.
 class Device {
  public:
@@ -33,6 +43,7 @@ class Device {
   virtual int compute_capability() = 0;  // 90 for 9.0
   // For comparison: one that the device or the arguments do not allow is not taken.
   virtual PrefillKernel wanted_prefill_kernel() = 0;
+  virtual DecodeKernel wanted_decode_kernel() = 0;
   // Memory of the device for this call, of a size that the host knows; it may be reused once the stream has passed.
   virtual void* workspace(size_t bytes) = 0;
 };

@@ -68,11 +68,20 @@ def registers_after(name: str, operands: str) -> list[int]:
     return found
 
 
+def expected_instructions(name: str) -> tuple[list[str], list[str]]:
+    """What the machine code of a kernel is to have, and what not; nowhere is there to be local memory."""
+    local_memory = ["LDL", "STL"]
+    if name.startswith("prefill_sm90_kernel"):
+        copies, others = ("UTMALDG", "LDGSTS") if "kTensor" in name else ("LDGSTS", "UTMALDG")
+        return ["HGMMA", "USETMAXREG", copies], [*local_memory, others]
+    if name.startswith("decode_sm90_kernel"):
+        return ["HMMA", "LDSM", "UTMALDG"], [*local_memory, "LDGSTS"]
+    return [], local_memory
+
+
 def problems_of(name: str, code: MachineCode) -> list[str]:
     """What a kernel with this readable name ought to have and has not."""
-    tensor_copies = "kTensor" in name
-    wanted = ["HGMMA", "USETMAXREG", "UTMALDG" if tensor_copies else "LDGSTS"]
-    unwanted = ["LDL", "STL", "LDGSTS" if tensor_copies else "UTMALDG"]
+    wanted, unwanted = expected_instructions(name)
     problems = [
         f"{name}: no {instruction} in the machine code" for instruction in wanted if not code.instructions[instruction]
     ]
@@ -89,7 +98,21 @@ def problems_of(name: str, code: MachineCode) -> list[str]:
     return problems
 
 
-def table(rows: list[tuple[str, MachineCode, int, int]]) -> str:
+def decode_table(rows: list[tuple[str, MachineCode, int, int, int]]) -> str:
+    """Markdown of (readable name, machine code, threads, bytes of shared memory, registers), one row a kernel."""
+    lines = [
+        "The Hopper decode and its merge, for sm_90a alone. The last columns count instructions of the machine code.",
+        "",
+        "| kernel | threads | shared KiB | registers | HMMA | LDSM | UTMALDG |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, code, threads, shared, registers in rows:
+        counts = " | ".join(str(code.instructions[i]) for i in ("HMMA", "LDSM", "UTMALDG"))
+        lines.append(f"| `{name}` | {threads} | {shared / 1024:.1f} | {registers} | {counts} |")
+    return "\n".join(lines)
+
+
+def prefill_table(rows: list[tuple[str, MachineCode, int, int]]) -> str:
     """Markdown of (readable name, machine code, threads, bytes of shared memory), one row a kernel."""
     lines = [
         "The Hopper prefill, for sm_90a alone, one thread block a multiprocessor. Registers: how many a part uses of",

@@ -52,6 +52,11 @@ class TorchDevice : public Device {
     return prefill_kernel_named(name ? name : "");
   }
 
+  DecodeKernel wanted_decode_kernel() override {
+    const char* name = std::getenv("CUDAPREFILL_DECODE_KERNEL");
+    return decode_kernel_named(name ? name : "");
+  }
+
   // From torch's allocator, which reuses it in the order of the stream and keeps it for a captured graph.
   void* workspace(size_t bytes) override {
     const auto size = static_cast<int64_t>(bytes);

@@ -35,7 +35,7 @@ ARCHITECTURES = {
     "sm_80": Architecture("sm_80 (A100)", shared=164 * 1024),
     "sm_90a": Architecture("sm_90a (H100)", shared=228 * 1024),
 }
-HOPPER_KERNEL = "prefill_sm90_kernel"
+HOPPER = "_sm90_kernel"  # ends the names of the kernels that exist for Hopper alone
 # Threads and bytes of dynamic shared memory of the kernels that have no head size.
 SHAPES_WITHOUT_HEADS = {
     "write_kv_kernel": (128, 0),
@@ -46,6 +46,7 @@ SHAPES_WITHOUT_HEADS = {
     "plain_attention_kernel": (128, 0),
     "plan_prefill_kernel": (256, 1200),
     "merge_decode_kernel": (128, 0),
+    "merge_decode_sm90_kernel": (256, 0),
     "merge_prefill_kernel": (128, 0),
     "lora_shrink_kernel": (256, 32 * 1024),
     "lora_expand_kernel": (128, 16 * 1024),
@@ -128,15 +129,25 @@ def head_size_of(name: str) -> int:
     return int(name.rstrip(">").split(", ")[1])
 
 
-def hopper_table(
-    codes: list[machine_code.MachineCode], shapes: dict[tuple[str, int], tuple[int, int]], problems: list[str]
+def hopper_tables(
+    kernels: list[Kernel],
+    codes: list[machine_code.MachineCode],
+    shapes: dict[tuple[str, int], tuple[int, int]],
+    problems: list[str],
 ) -> str:
-    """The table of the kernels that exist for Hopper alone; what is wrong with them is added to `problems`."""
-    rows = []
+    """The tables of the kernels that exist for Hopper alone; what is wrong with them is added to `problems`."""
+    registers = {kernel.name: kernel.registers for kernel in kernels}
+    prefill, decode = [], []
     for name, code in zip(demangle([code.symbol for code in codes]), codes, strict=True):
         problems += machine_code.problems_of(name, code)
-        rows.append((name, code, *shapes[HOPPER_KERNEL, head_size_of(name)]))
-    return machine_code.table(sorted(rows, key=lambda row: (*row[0].split(", ")[::2], head_size_of(row[0]))))
+        if name.startswith("prefill"):
+            prefill.append((name, code, *shapes["prefill_sm90_kernel", head_size_of(name)]))
+        else:
+            kernel = Kernel(name, "sm_90a", registers[name])
+            decode.append((name, code, *shape_of(kernel, shapes), kernel.registers))
+    prefill.sort(key=lambda row: (*row[0].split(", ")[::2], head_size_of(row[0])))
+    decode.sort(key=lambda row: (row[0].split(",")[0], head_size_of(row[0])))
+    return f"{machine_code.prefill_table(prefill)}\n\n{machine_code.decode_table(decode)}"
 
 
 def table(kernels: list[Kernel], shapes: dict[tuple[str, int], tuple[int, int]], nvcc: str) -> str:
@@ -197,9 +208,10 @@ def main() -> int:
         name, head_size, threads, shared = line.split()
         shapes[name, int(head_size)] = (int(threads), int(shared))
 
-    others = [kernel for kernel in kernels if not kernel.name.startswith(HOPPER_KERNEL)]
+    hopper = [kernel for kernel in kernels if HOPPER in kernel.name]
+    others = [kernel for kernel in kernels if HOPPER not in kernel.name]
     codes = machine_code.disassemble(arguments.cuobjdump, arguments.hopper_objects)
-    tables = f"{table(others, shapes, arguments.nvcc)}\n\n{hopper_table(codes, shapes, problems)}"
+    tables = f"{table(others, shapes, arguments.nvcc)}\n\n{hopper_tables(hopper, codes, shapes, problems)}"
     before, _, rest = arguments.page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     arguments.page.write_text(f"{before}{BEGIN}\n{tables}\n{END}{after}")

@@ -26,6 +26,7 @@ class EmulatedDevice : public cuda::Device {
   int num_multiprocessors() override { return Machine::instance().num_multiprocessors(); }
   int compute_capability() override { return Machine::instance().compute_capability(); }
   cuda::PrefillKernel wanted_prefill_kernel() override { return EmulatedBackend::wanted_prefill_kernel; }
+  cuda::DecodeKernel wanted_decode_kernel() override { return EmulatedBackend::wanted_decode_kernel; }
   void* workspace(size_t bytes) override {
     constexpr int kNaNByte = 0xff;
     workspaces_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));

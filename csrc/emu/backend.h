@@ -9,6 +9,7 @@ namespace cudaprefill::emu {
 
 struct EmulatedBackend {
   static inline cuda::PrefillKernel wanted_prefill_kernel = cuda::PrefillKernel::kBest;
+  static inline cuda::DecodeKernel wanted_decode_kernel = cuda::DecodeKernel::kBest;
 
   static void write_kv(WriteKvParams params);
   static void rope_write_kv(RopeWriteKvParams params);

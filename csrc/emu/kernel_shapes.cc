@@ -3,7 +3,8 @@
 #include <cstdio>
 
 #include "csrc/cuda/attention/decode.cuh"
-#include "csrc/cuda/attention/hopper/traits.h"
+#include "csrc/cuda/attention/hopper/decode_launch.h"
+#include "csrc/cuda/attention/hopper/prefill_traits.h"
 #include "csrc/cuda/attention/prefill.cuh"
 
 namespace {
@@ -17,6 +18,8 @@ void print() {
   std::printf("prefill_attention_kernel %d %d %u\n", head_size, cudaprefill::kPrefillThreads, Prefill::kSharedBytes);
   if constexpr (cudaprefill::hopper_has_head_size(head_size)) {
     using Hopper = cudaprefill::HopperPrefillTraits<head_size>;
+    using HopperDecode = cudaprefill::HopperDecodeTraits<head_size>;
+    std::printf("decode_sm90_kernel %d %d %u\n", head_size, HopperDecode::kThreads, HopperDecode::kSharedBytes);
     std::printf("prefill_sm90_kernel %d %d %u\n", head_size, Hopper::kThreads, Hopper::kSharedBytes);
   }
 }

@@ -33,7 +33,7 @@ struct Mbarrier {
 
 class Mbarriers {
  public:
-  static constexpr unsigned kMost = 32;  // of a block
+  static constexpr unsigned kMost = 48;  // of a block
 
   void reset(unsigned num_threads);
 

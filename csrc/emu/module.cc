@@ -18,6 +18,9 @@ PYBIND11_MODULE(_emulation, m) {
   m.def("set_prefill_kernel", [](const std::string& name) {
     cudaprefill::emu::EmulatedBackend::wanted_prefill_kernel = cudaprefill::cuda::prefill_kernel_named(name);
   });
+  m.def("set_decode_kernel", [](const std::string& name) {
+    cudaprefill::emu::EmulatedBackend::wanted_decode_kernel = cudaprefill::cuda::decode_kernel_named(name);
+  });
   m.def("reset_counters", [] { Machine::instance().counters() = Counters{}; });
   m.def("counters", [] {
     const Counters& counters = Machine::instance().counters();

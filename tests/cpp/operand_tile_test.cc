@@ -4,7 +4,7 @@
 #include <cute/layout.hpp>
 #include <cute/swizzle_layout.hpp>
 
-#include "csrc/cuda/attention/hopper/traits.h"
+#include "csrc/cuda/attention/hopper/prefill_traits.h"
 #include "tests/cpp/check.h"
 
 namespace cudaprefill {

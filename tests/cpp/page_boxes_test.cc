@@ -3,7 +3,7 @@
 #include <array>
 #include <vector>
 
-#include "csrc/cuda/attention/hopper/traits.h"
+#include "csrc/cuda/attention/hopper/prefill_traits.h"
 #include "csrc/emu/tensor_copies.h"
 #include "csrc/emu/warpgroup_products.h"
 #include "tests/cpp/check.h"

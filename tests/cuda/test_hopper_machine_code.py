@@ -75,3 +75,30 @@ def test_the_variant_by_cp_async_has_no_tensor_copies():
         "no LDGSTS in the machine code",
         "1 UTMALDG in the machine code",
     ]
+
+
+DECODE = """
+        /*0000*/              @UP1 UTMALDG.5D [UR16], [UR10] ;           /* 0x0000001610007fb4 */
+        /*0010*/                   LDSM.16.M88.4 R8, [R2] ;              /* 0x000000000208783b */
+        /*0020*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;  /* 0x0000000c0804723c */
+        /*0030*/                   EXIT ;                                /* 0x000000000000794d */
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problems"),
+    [
+        ("", "", []),
+        ("UTMALDG.5D [UR16], [UR10]", "LDGSTS.E.128 [R16], [R10]", ["no UTMALDG", "1 LDGSTS"]),
+        ("HMMA.16816.F32.BF16", "FFMA", ["no HMMA"]),
+        ("LDSM.16.M88.4", "LDL.128", ["no LDSM", "1 LDL"]),
+    ],
+)
+def test_a_decode_multiplies_what_tensor_copies_bring(before, after, problems):
+    found = machine_code.problems_of("decode_sm90_kernel<BFloat16, 128>", read(DECODE.replace(before, after)))
+    expected = [f"decode_sm90_kernel<BFloat16, 128>: {problem} in the machine code" for problem in problems]
+    assert found == expected
+
+
+def test_a_merge_needs_nothing_in_particular():
+    assert machine_code.problems_of("merge_decode_sm90_kernel<Half, 64>", read(DECODE)) == []

@@ -96,6 +96,22 @@ def lora_far_rows(device):
     check_lora(LoraCase(out, x, case.rows, case.adapters, case.stored))
 
 
+def hopper_decodes(device, window=0, exact_table=False):
+    """Eight warps on one multiprocessor: rows that end within a share, and rows that several warps share."""
+    device.set_compute_capability(90)
+    device.set_num_multiprocessors(1)
+    try:
+        batch = half_batch([1] * 5, [30, 900, 0, 5, 330], num_q_heads=4, num_kv_heads=2, head_size=128)
+        if exact_table:
+            batch = half_batch([1], [70], num_q_heads=2, num_kv_heads=1, head_size=128)
+            batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
+        for seed in range(3):
+            device.set_seed(seed)
+            assert_as_exact_as_torch(decode(batch, window), batch, window)
+    finally:
+        device.set_compute_capability(80)
+
+
 CASES = {
     "an exact table": an_exact_table,
     "chunks": chunks,
@@ -108,6 +124,9 @@ CASES = {
     "lora, far rows": lora_far_rows,
     "hopper chunks": hopper_chunks,
     "hopper, an exact table": partial(hopper_chunks, exact_table=True),
+    "hopper decodes": hopper_decodes,
+    "hopper decodes, a window": partial(hopper_decodes, window=100),
+    "hopper decodes, an exact table": partial(hopper_decodes, exact_table=True),
     "hopper, by cp.async": partial(hopper_chunks, copies="async"),
     "hopper, by cp.async with one stage of queries": partial(hopper_chunks, copies="async", head_size=256),
 }

@@ -1,11 +1,14 @@
 // The dispatch of the attention ops: arguments checked, launches planned, the instance chosen by dtype and head size.
+#include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "csrc/cuda/attention/decode_splits.h"
-#include "csrc/cuda/attention/hopper/launch.h"
+#include "csrc/cuda/attention/hopper/decode_launch.h"
+#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/instance.h"
 #include "csrc/cuda/attention/plain.h"
 #include "csrc/cuda/checks.h"
@@ -62,19 +65,44 @@ void check_plain_head_size(const char* op, int head_size) {
           kPlainMaxHeadSize, ", got ", head_size);
 }
 
+template <class Params>
+bool has_hopper_kernels(const Params& params, Device& device) {
+  constexpr int kHopper = 90;  // and no later one: the machine code is that of 9.0a
+  return device.compute_capability() == kHopper && hopper_has_head_size(params.head_size);
+}
+
+template <class Params>
+bool has_page_boxes(const Params& params) {
+  return PageBoxes::fits(params.k_cache, params.num_kv_heads) && PageBoxes::fits(params.v_cache, params.num_kv_heads);
+}
+
 // A kernel of 16-bit prefill for these arguments: the one that is wanted, or the best that the device has.
 PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device& device) {
-  constexpr int kHopper = 90;  // and no later one: the machine code is that of 9.0a
-  const bool hopper = device.compute_capability() == kHopper && hopper_has_head_size(params.head_size);
-  const bool boxes = hopper && PageBoxes::fits(params.k_cache, params.num_kv_heads) &&
-                     PageBoxes::fits(params.v_cache, params.num_kv_heads);
+  const bool hopper = has_hopper_kernels(params, device);
+  const bool boxes = hopper && has_page_boxes(params);
   const PrefillKernel wanted = device.wanted_prefill_kernel();
   if (wanted == PrefillKernel::kMma || !hopper) return PrefillKernel::kMma;
   if (wanted == PrefillKernel::kAsyncCopies || !boxes) return PrefillKernel::kAsyncCopies;
   return PrefillKernel::kTensorCopies;
 }
 
-TensorMap page_map(const PagedCache& cache, const PrefillAttentionParams& params) {
+// The line of all keys (hopper/decode_line.cuh) is counted in 32 bits, and the lengths of all requests are in shared
+// memory.
+bool fits_decode_line(const DecodeAttentionParams& params, int row_tiles) {
+  const int64_t pieces = params.max_blocks * params.block_size / kPageRows;
+  return params.num_requests <= HopperDecodeTraits<64>::kMostRequests &&
+         params.num_requests * pieces * params.num_kv_heads * row_tiles <= INT32_MAX;
+}
+
+DecodeKernel choose_decode_kernel(const DecodeAttentionParams& params, int row_tiles, Device& device) {
+  const bool tensor_copies =
+      has_hopper_kernels(params, device) && has_page_boxes(params) && fits_decode_line(params, row_tiles);
+  const bool wanted = device.wanted_decode_kernel() != DecodeKernel::kAsyncCopies;
+  return wanted && tensor_copies ? DecodeKernel::kTensorCopies : DecodeKernel::kAsyncCopies;
+}
+
+template <class Params>
+TensorMap page_map(const PagedCache& cache, const Params& params) {
   return encode_tensor_map(PageBoxes::shape(cache, params.num_kv_heads, params.block_size, params.head_size));
 }
 
@@ -116,6 +144,28 @@ PlannedPrefill plan(const PrefillAttentionParams& params, const ScoreScale& scal
   return {launch, bounds.parts / 2};
 }
 
+template <class Element, int head_size>
+void decode_by_tensor_copies(const DecodeAttentionParams& params, const ScoreScale& scale, int group, int row_tiles,
+                             Device& device) {
+  const int blocks = device.num_multiprocessors();
+  HopperDecodeLaunch launch{};
+  launch.keys = page_map(params.k_cache, params);
+  launch.values = page_map(params.v_cache, params);
+  launch.op = params;
+  launch.scale = scale;
+  launch.block_shift = block_shift(params.block_size);
+  launch.group = group;
+  launch.row_tiles = row_tiles;
+  launch.heads_of_keys = PageBoxes::heads_of_block(params.k_cache);
+  launch.heads_of_values = PageBoxes::heads_of_block(params.v_cache);
+  launch.workers = blocks * HopperDecodeTraits<head_size>::kWarps;
+  launch.pieces_before = static_cast<int32_t*>(device.workspace((params.num_requests + 1) * sizeof(int32_t)));
+  const int rows = std::min(group, kDecodeRows);
+  const int64_t parts = 2 * int64_t{launch.workers};
+  launch.partials = Partials::in(device.workspace(Partials::bytes(parts, rows, head_size)), parts, rows, head_size);
+  run_decode_sm90<Element, head_size>(launch, blocks, device.stream());
+}
+
 }  // namespace
 
 PrefillKernel prefill_kernel_named(const std::string& name) {
@@ -124,6 +174,13 @@ PrefillKernel prefill_kernel_named(const std::string& name) {
   if (name == "tensor") return PrefillKernel::kTensorCopies;
   if (name == "async") return PrefillKernel::kAsyncCopies;
   throw std::invalid_argument("the prefill kernel must be best, mma, tensor or async, got " + name);
+}
+
+DecodeKernel decode_kernel_named(const std::string& name) {
+  if (name.empty() || name == "best") return DecodeKernel::kBest;
+  if (name == "async") return DecodeKernel::kAsyncCopies;
+  if (name == "tensor") return DecodeKernel::kTensorCopies;
+  throw std::invalid_argument("the decode kernel must be best, async or tensor, got " + name);
 }
 
 void decode_attention(const DecodeAttentionParams& params, Device& device) {
@@ -150,18 +207,24 @@ void decode_attention(const DecodeAttentionParams& params, Device& device) {
     return run_plain_attention({plain, scale, block_shift(params.block_size), group}, device.stream());
   }
   with_instance(op, params.dtype, params.head_size, [&]<class Element, class HeadSize>(Element, HeadSize) {
+    constexpr int head_size = HeadSize::value;
     const int row_tiles = (group + kDecodeRows - 1) / kDecodeRows;
+    if constexpr (hopper_has_head_size(head_size)) {
+      if (choose_decode_kernel(params, row_tiles, device) == DecodeKernel::kTensorCopies) {
+        return decode_by_tensor_copies<Element, head_size>(params, scale, group, row_tiles, device);
+      }
+    }
     const int64_t blocks = int64_t{params.num_requests} * params.num_kv_heads * row_tiles;
     const int64_t max_keys = params.max_blocks * params.block_size;
     const int splits = decode_splits(blocks, max_keys, device.num_multiprocessors());
     Partials partials{};
     if (splits > 1) {
       const int64_t parts = blocks * splits;
-      void* workspace = device.workspace(Partials::bytes(parts, kDecodeRows, HeadSize::value));
-      partials = Partials::in(workspace, parts, kDecodeRows, HeadSize::value);
+      void* workspace = device.workspace(Partials::bytes(parts, kDecodeRows, head_size));
+      partials = Partials::in(workspace, parts, kDecodeRows, head_size);
     }
     const DecodeLaunch launch{params, scale, block_shift(params.block_size), group, row_tiles, splits, partials};
-    run_decode<Element, HeadSize::value>(launch, blocks, device.stream());
+    run_decode<Element, head_size>(launch, blocks, device.stream());
   });
 }
 

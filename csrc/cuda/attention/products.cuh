@@ -1,32 +1,28 @@
-// The two matrix products of attention, for one warp and 16-row fragments (ptx/matrix.cuh draws their layout).
+// The two matrix products of attention, for one warp and 16-row fragments (ptx/matrix.cuh draws their layout). A tile is
+// what has the shared address of eight elements: SharedTile, or OperandTile of hopper/.
 #pragma once
 
 #include <ptx/convert.cuh>
 #include <ptx/matrix.cuh>
 
-#include "csrc/cuda/attention/tile.cuh"
-
 namespace cudaprefill {
 
 // The A fragment of rows [row, row + 16) and elements [16 k, 16 k + 16) of a tile.
-template <int head_size>
-__device__ __forceinline__ void load_query(const SharedTile<head_size>& tile, int row, int k, int lane,
-                                           uint32_t (&fragment)[4]) {
+template <class Tile>
+__device__ __forceinline__ void load_query(const Tile& tile, int row, int k, int lane, uint32_t (&fragment)[4]) {
   // Matrices: upper rows, lower rows, then the same eight elements further.
   ptx::load_matrices(tile.address(row + lane % 16, 2 * k + lane / 16), fragment);
 }
 
 // The B fragments of K^T for keys [row, row + 16) and elements [16 k, 16 k + 16): two registers for each eight keys.
-template <int head_size>
-__device__ __forceinline__ void load_keys(const SharedTile<head_size>& tile, int row, int k, int lane,
-                                          uint32_t (&fragment)[4]) {
+template <class Tile>
+__device__ __forceinline__ void load_keys(const Tile& tile, int row, int k, int lane, uint32_t (&fragment)[4]) {
   ptx::load_matrices(tile.address(row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2), fragment);
 }
 
 // The B fragments of V for keys [row, row + 16) and elements [16 n, 16 n + 16): two registers for each eight elements.
-template <int head_size>
-__device__ __forceinline__ void load_values(const SharedTile<head_size>& tile, int row, int n, int lane,
-                                            uint32_t (&fragment)[4]) {
+template <class Tile>
+__device__ __forceinline__ void load_values(const Tile& tile, int row, int n, int lane, uint32_t (&fragment)[4]) {
   ptx::load_matrices_transposed(tile.address(row + lane % 16, 2 * n + lane / 16), fragment);
 }
 

@@ -12,7 +12,7 @@
 #include <ptx/warpgroup_matrix.cuh>
 
 #include "csrc/cuda/attention/hopper/item_view.cuh"
-#include "csrc/cuda/attention/hopper/launch.h"
+#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
 #include "csrc/cuda/attention/prefill_rows.cuh"
 #include "csrc/cuda/attention/products.cuh"

@@ -15,7 +15,7 @@
 #include <ptx/mbarrier.cuh>
 
 #include "csrc/cuda/attention/hopper/item_view.cuh"
-#include "csrc/cuda/attention/hopper/traits.h"
+#include "csrc/cuda/attention/hopper/prefill_traits.h"
 
 namespace cudaprefill {
 

@@ -10,7 +10,7 @@
 #include <ptx/tensor_copy.cuh>
 
 #include "csrc/cuda/attention/hopper/item_view.cuh"
-#include "csrc/cuda/attention/hopper/launch.h"
+#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
 #include "csrc/cuda/attention/pages.cuh"
 #include "csrc/cuda/attention/prefill_rows.cuh"

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "csrc/cuda/attention/hopper/traits.h"
+#include "csrc/cuda/attention/hopper/prefill_traits.h"
 #include "csrc/cuda/attention/prefill_launch.h"
 #include "csrc/cuda/tensor_map.h"
 
