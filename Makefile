@@ -12,7 +12,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find csrc third_party -type f) CMakeLists.txt setup.py pyproject.toml
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: chat build test lint fix cpp-test bench bench-peers cuda gpu-check clean
+.PHONY: chat build test lint fix cpp-test bench bench-peers cuda gpu-check gpu-build gpu-test gpu-bench gpu-sanitize clean
 
 chat: $(VENV)/built $(VENV)/model
 	@$(BIN)/cudaprefill chat $(ARGS)
@@ -47,15 +47,25 @@ cuda: $(VENV)/built $(VENV)/cuda-tools
 	$(BIN)/cmake -S . -B build/cmake
 	$(BIN)/cmake --build build/cmake -j $(CORES) --target cuda_report
 
-# On a machine with a GPU, with its own Python: torch, cmake, ninja, pybind11, numpy and pytest are all it takes.
+# On a machine with a GPU, with its own Python: torch, cmake, ninja, pybind11, numpy and pytest are all it takes. Each part
+# can be asked for by itself, where a command may not last as long as all of them.
 GPU_BUILD := build/gpu
-gpu-check:
+GPU_SECONDS ?= 420
+gpu-check: gpu-build gpu-test gpu-bench gpu-sanitize
+
+gpu-build:
 	cmake -S . -B $(GPU_BUILD) -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" -DCUDAPREFILL_BUILD_TESTS=OFF
-	cmake --build $(GPU_BUILD) -j $(CORES) --target cudaprefill_ops cudaprefill_ops_cuda
+	cmake --build $(GPU_BUILD) -j $(CORES) --target _core cudaprefill_ops cudaprefill_ops_cuda
+
+gpu-test: gpu-build
 	$(PYTHON) -m pytest -m gpu tests/cuda
+
+gpu-bench: gpu-build
+	PYTHONPATH=python $(PYTHON) -m benchmarks.attention --seconds $(GPU_SECONDS) --choose-kernels
+
+gpu-sanitize: gpu-build
 	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -q -m gpu tests/cuda/test_elementwise.py \
 		tests/cuda/test_attention.py -k "not long and not 32_bit"
-	PYTHONPATH=python $(PYTHON) -m benchmarks.attention
 
 clean:
 	rm -rf $(VENV) build dist python/cudaprefill/*.so python/*.egg-info tests/emu/*.so tests/emu/_mutants

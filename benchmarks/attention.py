@@ -29,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import kernel_choice
 from cudaprefill import ops
 
 BLOCK_SIZE = 16
@@ -40,22 +41,28 @@ SDPA = {
 }
 
 
-PREFILL_KERNELS = ("mma", "async", "tensor")  # by the names that CUDAPREFILL_PREFILL_KERNEL takes
-
-
 @contextmanager
-def prefill_kernel(name: str) -> Iterator[None]:
-    """While it lasts, prefill takes the kernel of that name; it is asked for at every call."""
-    os.environ["CUDAPREFILL_PREFILL_KERNEL"] = name
+def kernel_of(op: str, name: str) -> Iterator[None]:
+    """While it lasts, "prefill" or "decode" takes the kernel of that name; it is asked for at every call."""
+    variable = f"CUDAPREFILL_{op.upper()}_KERNEL"
+    before = os.environ.get(variable)
+    os.environ[variable] = name
     try:
         yield
     finally:
-        del os.environ["CUDAPREFILL_PREFILL_KERNEL"]
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
 
 
 @dataclass
 class Measurement:
-    """One row of the report; `rate` is in the unit of its ceiling, TFLOP/s or TB/s."""
+    """One row of the report; `rate` is in the unit of its ceiling, TFLOP/s or TB/s.
+
+    A kernel that was asked for by name has it in `kernel`, beside what kernel_choice.py goes by: the op, the head size,
+    and the size, which is new tokens or requests.
+    """
 
     case: str
     implementation: str
@@ -63,6 +70,10 @@ class Measurement:
     rate: float
     unit: str
     share_of_ceiling: float
+    op: str = ""
+    head_size: int = 0
+    size: int = 0
+    kernel: str = ""
 
 
 class Timer:
@@ -112,23 +123,39 @@ class Report:
         self.peak_bytes = 2 * source.nbytes / timer.median_seconds(lambda: target.copy_(source))
 
     def add(
-        self, case: str, implementation: str, work: Callable[[], object], flops: float = 0, moved: float = 0
+        self,
+        case: str,
+        implementation: str,
+        work: Callable[[], object],
+        flops: float = 0,
+        moved: float = 0,
+        **choice: str | int,
     ) -> None:
-        """Measures and keeps one row; what a backend of torch refuses is left out."""
+        """Measures and keeps one row; what a backend of torch refuses is left out. `choice`: of `Measurement`."""
         if self.timer.spent:
             return
         try:
             seconds = self.timer.median_seconds(work)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             if implementation == "cudaprefill":
                 raise
             print(f"{case}: {implementation} refuses: {str(error).splitlines()[0][:80]}")
             return
         work_done, peak, unit = (flops, self.peak_flops, "TFLOP/s") if flops else (moved, self.peak_bytes, "TB/s")
         rate = work_done / seconds
-        row = Measurement(case, implementation, seconds * 1e6, rate / 1e12, unit, rate / peak)
+        row = Measurement(case, implementation, seconds * 1e6, rate / 1e12, unit, rate / peak, **choice)
         self.rows.append(row)
         print(f"{case:44} {implementation:14} {row.microseconds:10.1f} us {row.rate:8.3f} {unit} {rate / peak:6.1%}")
+
+    def add_kernels(
+        self, op: str, case: str, head_size: int, size: int, work: Callable[[], object], **done: float
+    ) -> None:
+        """A row for each kernel of the op, by name, where the device has more than one."""
+        if self.timer.device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0):
+            for kernel in kernel_choice.KERNELS[op]:
+                with kernel_of(op, kernel):
+                    choice = {"op": op, "head_size": head_size, "size": size, "kernel": kernel}
+                    self.add(case, f"cudaprefill {kernel}", work, **done, **choice)
 
     def markdown(self, device_name: str) -> str:
         """The whole report as a page."""
@@ -192,10 +219,7 @@ def prefill(report: Report, name: str, requests: list[tuple[int, int]], heads: t
         )
 
     report.add(name, "cudaprefill", attend_paged, flops=flops)
-    if device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0):
-        for kernel in PREFILL_KERNELS:
-            with prefill_kernel(kernel):
-                report.add(name, f"cudaprefill {kernel}", attend_paged, flops=flops)
+    report.add_kernels("prefill", name, head_size, tokens, attend_paged, flops=flops)
     new, context = requests[0]
     if any(request != (new, context) for request in requests):
         varlen(report, name, requests, heads, head_size, flops)
@@ -249,14 +273,12 @@ def decode(report: Report, batch: int, context: int, heads: tuple[int, int], hea
     paged = Paged.random([context] * batch, heads[1], head_size, device)
     moved = 2 * batch * context * heads[1] * head_size * 2
     scale = head_size**-0.5
-    report.add(
-        name,
-        "cudaprefill",
-        lambda: ops.decode_attention(
-            q, paged.k_cache, paged.v_cache, paged.block_table, paged.context_lens, out, scale
-        ),
-        moved=moved,
-    )
+
+    def attend_paged() -> None:
+        ops.decode_attention(q, paged.k_cache, paged.v_cache, paged.block_table, paged.context_lens, out, scale)
+
+    report.add(name, "cudaprefill", attend_paged, moved=moved)
+    report.add_kernels("decode", name, head_size, batch, attend_paged, moved=moved)
     keys, values = (
         torch.randn(batch, heads[1], context, head_size, device=device, dtype=torch.bfloat16) for _ in range(2)
     )
@@ -267,6 +289,29 @@ def decode(report: Report, batch: int, context: int, heads: tuple[int, int], hea
                 return scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=heads[0] != heads[1])
 
         report.add(name, f"sdpa {backend_name}", attend, moved=moved)
+
+
+def mixed(report: Report, decodes: int, context: int, heads: tuple[int, int], head_size: int) -> None:
+    """A step of decodes beside a chunk of 512 tokens, in one op and in two."""
+    device = report.timer.device
+    name = f"{decodes} decodes x {context} and 512 new, D {head_size}"
+    q = torch.randn(decodes + 512, heads[0], head_size, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    paged = Paged.random([context] * decodes + [512], heads[1], head_size, device)
+    starts = torch.tensor([*range(decodes + 1), decodes + 512], dtype=torch.int32, device=device)
+    moved = 2 * (decodes * context + 512) * heads[1] * head_size * 2
+    scale = head_size**-0.5
+    caches, table, lens = (paged.k_cache, paged.v_cache), paged.block_table, paged.context_lens
+
+    def at_once() -> None:
+        ops.mixed_attention(q, *caches, table, starts, lens, out, decodes, scale)
+
+    def in_turn() -> None:
+        ops.decode_attention(q[:decodes], *caches, table[:decodes], lens[:decodes], out[:decodes], scale)
+        ops.prefill_attention(q, *caches, table[decodes:], starts[decodes:], lens[decodes:], out, scale)
+
+    report.add(name, "cudaprefill", at_once, moved=moved)
+    report.add(name, "cudaprefill in turn", in_turn, moved=moved)
 
 
 def kv_write(report: Report, tokens: int, heads: int, head_size: int) -> None:
@@ -291,7 +336,7 @@ def kv_write(report: Report, tokens: int, heads: int, head_size: int) -> None:
 def cases(report: Report, tiny: bool) -> Iterator[Callable[[], None]]:
     """All cases, those that matter most first, for the time may end before the list."""
     heads = (8, 2) if tiny else (32, 8)
-    for head_size in (64, 128):
+    for head_size in (128, 64):
 
         def named(what: str, size: int = head_size) -> str:
             return f"prefill {what}, D {size}"
@@ -302,13 +347,19 @@ def cases(report: Report, tiny: bool) -> Iterator[Callable[[], None]]:
             what = f"{new} on {context - new} cached"
             yield lambda r=(new, context), w=what, d=head_size: prefill(report, named(w, d), [r], heads, d)
         lengths = (33, 64, 5) if tiny else (4096, 2048, 1024, 777, 512, 333, 128, 17)
-        mixed = [(length, length) for length in lengths]
-        yield lambda m=mixed, d=head_size: prefill(report, named("of mixed lengths", d), m, heads, d)
+        requests = [(length, length) for length in lengths]
+        yield lambda r=requests, d=head_size: prefill(report, named("of mixed lengths", d), r, heads, d)
         for batch in (2,) if tiny else (1, 8, 64, 256):
-            for context in (64,) if tiny else (1024, 8192, 32768):
+            for context in (64,) if tiny else (1024, 4096, 8192, 32768):
                 if batch * context <= 2**21:  # 8 GiB of keys and values at head size 128
                     yield lambda b=batch, c=context, d=head_size: decode(report, b, c, heads, d)
+        yield lambda d=head_size: mixed(report, 2 if tiny else 64, 64 if tiny else 4096, heads, d)
         yield lambda d=head_size: kv_write(report, 64 if tiny else 16384, heads[1], d)
+    if not tiny:  # the head size of the fewest models, as far as a kernel is to be chosen
+        for length in (2048, 8192):
+            yield lambda n=length: prefill(report, f"prefill {n}, D 256", [(n, n)], (8, 4), 256)
+        for batch in (8, 64):
+            yield lambda b=batch: decode(report, b, 4096, (8, 4), 256)
 
 
 def main() -> None:
@@ -317,6 +368,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=420, help="after this long no more cases are begun")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--choose-kernels", action="store_true", help="record the fastest ones (kernel_choice.py)")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -336,6 +388,8 @@ def main() -> None:
         "rows": [asdict(row) for row in report.rows],
     }
     (arguments.results / f"{stem}.json").write_text(json.dumps(whole, indent=1) + "\n")
+    if arguments.choose_kernels:
+        print(kernel_choice.record(whole["rows"], kernel_choice.HEADER))
 
 
 if __name__ == "__main__":

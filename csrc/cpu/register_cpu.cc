@@ -7,6 +7,7 @@
 #include "csrc/cpu/expert_mlp.h"
 #include "csrc/cpu/kernels.h"
 #include "csrc/cpu/thread_team.h"
+#include "csrc/ops/mixed_step.h"
 #include "csrc/ops/register_ops.h"
 
 namespace cudaprefill::cpu {
@@ -16,6 +17,10 @@ struct CpuBackend {
   static void write_kv(const WriteKvParams& params) { cpu::write_kv(params); }
   static void prefill_attention(const PrefillAttentionParams& params) { cpu::prefill_attention(params); }
   static void decode_attention(const DecodeAttentionParams& params) { cpu::decode_attention(params); }
+  static void mixed_attention(const PrefillAttentionParams& params, int num_decodes) {
+    cpu::decode_attention(decodes_of(params, num_decodes));
+    cpu::prefill_attention(chunks_of(params, num_decodes));
+  }
   static void rope_write_kv(const RopeWriteKvParams& params) { cpu::rope_write_kv(params); }
   static void rms_norm(const RmsNormParams& params) { cpu::rms_norm(params); }
   static void silu_and_mul(const SiluAndMulParams& params) { cpu::silu_and_mul(params); }

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "csrc/ops/expert_params.h"
@@ -12,8 +13,9 @@
 
 namespace cudaprefill::cuda {
 
-// The prefill kernels for 16-bit formats. kBest: kTensorCopies where the device and the arguments allow it, else
-// kAsyncCopies, else kMma.
+// The prefill kernels for 16-bit formats. kBest: what was measured to be the fastest, if anything was
+// (attention/measured_kernels.h); kTensorCopies where the device and the arguments allow it, else kAsyncCopies, else
+// kMma.
 enum class PrefillKernel {
   kBest,
   kMma,           // mma.sync, for every device and head size
@@ -24,7 +26,8 @@ enum class PrefillKernel {
 // best, mma, tensor or async; raises std::invalid_argument.
 PrefillKernel prefill_kernel_named(const std::string& name);
 
-// The decode kernels for 16-bit formats, mma.sync both. kBest: kTensorCopies where the device and the arguments allow it.
+// The decode kernels for 16-bit formats, mma.sync both. kBest: as above, and kTensorCopies where the device and the
+// arguments allow it.
 enum class DecodeKernel {
   kBest,
   kAsyncCopies,   // keys and values by cp.async, for every device and head size
@@ -41,6 +44,7 @@ class Device {
   virtual cudaStream_t stream() = 0;
   virtual int num_multiprocessors() = 0;
   virtual int compute_capability() = 0;  // 90 for 9.0
+  virtual int64_t l2_bytes() = 0;        // of the L2 cache
   // For comparison: one that the device or the arguments do not allow is not taken.
   virtual PrefillKernel wanted_prefill_kernel() = 0;
   virtual DecodeKernel wanted_decode_kernel() = 0;
@@ -58,5 +62,7 @@ void copy_blocks(const CopyBlocksParams& params, Device& device);
 void add_lora(const AddLoraParams& params, Device& device);
 void prefill_attention(const PrefillAttentionParams& params, Device& device);
 void decode_attention(const DecodeAttentionParams& params, Device& device);
+// Where prefill has narrow tiles, on Hopper, decodes and chunks of a step are one launch of it; elsewhere they are two.
+void mixed_attention(const PrefillAttentionParams& params, int num_decodes, Device& device);
 
 }  // namespace cudaprefill::cuda

@@ -30,7 +30,7 @@ class TorchDevice : public Device {
 
   cudaStream_t stream() override {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
     return static_cast<cudaStream_t>(stream);
   }
 
@@ -45,6 +45,12 @@ class TorchDevice : public Device {
     check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index_));
     check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index_));
     return 10 * major + minor;
+  }
+
+  int64_t l2_bytes() override {
+    int bytes = 0;
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, index_));
+    return bytes;
   }
 
   PrefillKernel wanted_prefill_kernel() override {
@@ -62,8 +68,8 @@ class TorchDevice : public Device {
     const auto size = static_cast<int64_t>(bytes);
     const int64_t stride = 1;
     AtenTensorHandle handle;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(),
-                                                           aoti_torch_device_type_cuda(), index_, &handle));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &size, &stride, aoti_torch_dtype_uint8(),
+                                                    aoti_torch_device_type_cuda(), index_, &handle));
     workspaces_.emplace_back(handle);
     return workspaces_.back().data_ptr();
   }
@@ -87,6 +93,10 @@ struct CudaBackend {
   }
   static void decode_attention(const DecodeAttentionParams& params) {
     run(cuda::decode_attention, params, params.k_cache.data);
+  }
+  static void mixed_attention(const PrefillAttentionParams& params, int num_decodes) {
+    TorchDevice device(params.k_cache.data);
+    cuda::mixed_attention(params, num_decodes, device);
   }
 
  private:

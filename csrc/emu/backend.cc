@@ -25,6 +25,7 @@ class EmulatedDevice : public cuda::Device {
   cudaStream_t stream() override { return nullptr; }
   int num_multiprocessors() override { return Machine::instance().num_multiprocessors(); }
   int compute_capability() override { return Machine::instance().compute_capability(); }
+  int64_t l2_bytes() override { return EmulatedBackend::l2_bytes; }
   cuda::PrefillKernel wanted_prefill_kernel() override { return EmulatedBackend::wanted_prefill_kernel; }
   cuda::DecodeKernel wanted_decode_kernel() override { return EmulatedBackend::wanted_decode_kernel; }
   void* workspace(size_t bytes) override {
@@ -191,6 +192,13 @@ void EmulatedBackend::prefill_attention(PrefillAttentionParams params) {
   device.expose_attention(params, params.num_tokens);
   device.expose("cu_seqlens_q", params.cu_seqlens_q, params.num_requests + 1, sizeof(int32_t), Access::kRead);
   cuda::prefill_attention(params, device);
+}
+
+void EmulatedBackend::mixed_attention(PrefillAttentionParams params, int num_decodes) {
+  EmulatedDevice device;
+  device.expose_attention(params, params.num_tokens);
+  device.expose("cu_seqlens_q", params.cu_seqlens_q, params.num_requests + 1, sizeof(int32_t), Access::kRead);
+  cuda::mixed_attention(params, num_decodes, device);
 }
 
 void EmulatedBackend::decode_attention(DecodeAttentionParams params) {

@@ -1,6 +1,8 @@
 // The emulated device behind the ops: each function hands the tensors of a call to the machine and runs the kernels.
 #pragma once
 
+#include <cstdint>
+
 #include "csrc/cuda/kernels.h"
 #include "csrc/ops/expert_params.h"
 #include "csrc/ops/params.h"
@@ -8,6 +10,7 @@
 namespace cudaprefill::emu {
 
 struct EmulatedBackend {
+  static inline int64_t l2_bytes = int64_t{40} << 20;
   static inline cuda::PrefillKernel wanted_prefill_kernel = cuda::PrefillKernel::kBest;
   static inline cuda::DecodeKernel wanted_decode_kernel = cuda::DecodeKernel::kBest;
 
@@ -21,6 +24,7 @@ struct EmulatedBackend {
   static void add_lora(AddLoraParams params);
   static void prefill_attention(PrefillAttentionParams params);
   static void decode_attention(DecodeAttentionParams params);
+  static void mixed_attention(PrefillAttentionParams params, int num_decodes);
 };
 
 }  // namespace cudaprefill::emu

@@ -18,6 +18,7 @@ PYBIND11_MODULE(_emulation, m) {
   m.def("set_prefill_kernel", [](const std::string& name) {
     cudaprefill::emu::EmulatedBackend::wanted_prefill_kernel = cudaprefill::cuda::prefill_kernel_named(name);
   });
+  m.def("set_l2_bytes", [](int64_t bytes) { cudaprefill::emu::EmulatedBackend::l2_bytes = bytes; });
   m.def("set_decode_kernel", [](const std::string& name) {
     cudaprefill::emu::EmulatedBackend::wanted_decode_kernel = cudaprefill::cuda::decode_kernel_named(name);
   });

@@ -148,11 +148,10 @@ WriteKvParams write_kv_params(const Tensor& k_tensor, const Tensor& v_tensor, co
   return params;
 }
 
-PrefillAttentionParams prefill_attention_params(const Tensor& q_tensor, const Tensor& k_cache, const Tensor& v_cache,
-                                                const Tensor& block_table, const Tensor& cu_seqlens_q_tensor,
-                                                const Tensor& context_lens_tensor, const Tensor& out, double scale,
-                                                int64_t window, double softcap) {
-  constexpr const char* op = "prefill_attention";
+PrefillAttentionParams prefill_attention_params(const char* op, const Tensor& q_tensor, const Tensor& k_cache,
+                                                const Tensor& v_cache, const Tensor& block_table,
+                                                const Tensor& cu_seqlens_q_tensor, const Tensor& context_lens_tensor,
+                                                const Tensor& out, double scale, int64_t window, double softcap) {
   const CachePair caches(op, k_cache, v_cache);
   const TensorArg q(op, "q", q_tensor), context_lens(op, "context_lens", context_lens_tensor);
   const TensorArg cu_seqlens_q(op, "cu_seqlens_q", cu_seqlens_q_tensor);
@@ -166,6 +165,15 @@ PrefillAttentionParams prefill_attention_params(const Tensor& q_tensor, const Te
   params.cu_seqlens_q = static_cast<const int32_t*>(cu_seqlens_q.data());
   params.num_tokens = q.size(0);
   return params;
+}
+
+int32_t num_decodes_of(const PrefillAttentionParams& params, int64_t num_decodes) {
+  const int64_t most = std::min<int64_t>(params.num_requests, params.num_tokens);
+  if (num_decodes < 0 || num_decodes > most) {
+    fail("mixed_attention: num_decodes must be at least 0 and at most the number of requests and of rows of q, ", most,
+         ", got ", num_decodes);
+  }
+  return static_cast<int32_t>(num_decodes);
 }
 
 DecodeAttentionParams decode_attention_params(const Tensor& q_tensor, const Tensor& k_cache, const Tensor& v_cache,

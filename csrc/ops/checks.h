@@ -12,14 +12,18 @@ namespace cudaprefill::ops {
 WriteKvParams write_kv_params(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
                               const Tensor& slot_mapping);
 
-PrefillAttentionParams prefill_attention_params(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
-                                                const Tensor& block_table, const Tensor& cu_seqlens_q,
-                                                const Tensor& context_lens, const Tensor& out, double scale,
-                                                int64_t window, double softcap);
+// Of prefill_attention, and of mixed_attention as far as they are the same.
+PrefillAttentionParams prefill_attention_params(const char* op, const Tensor& q, const Tensor& k_cache,
+                                                const Tensor& v_cache, const Tensor& block_table,
+                                                const Tensor& cu_seqlens_q, const Tensor& context_lens,
+                                                const Tensor& out, double scale, int64_t window, double softcap);
 
 DecodeAttentionParams decode_attention_params(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                                               const Tensor& block_table, const Tensor& context_lens, const Tensor& out,
                                               double scale, int64_t window, double softcap);
+
+// How many requests of a mixed_attention are decodes.
+int32_t num_decodes_of(const PrefillAttentionParams& params, int64_t num_decodes);
 
 RopeWriteKvParams rope_write_kv_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
                                        const Tensor& position_ids, const Tensor& k_cache, const Tensor& v_cache,

@@ -10,11 +10,11 @@ Tensor empty_matrix_of(int32_t dtype, int64_t rows, int64_t columns, const Tenso
   const std::array<int64_t, 2> sizes{rows, columns};
   const std::array<int64_t, 2> strides{columns, 1};
   int32_t device_type, device_index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), dtype, device_type, device_index, &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                                                  dtype, device_type, device_index, &handle));
   return Tensor(handle);
 }
 
@@ -22,7 +22,7 @@ Tensor empty_matrix_of(int32_t dtype, int64_t rows, int64_t columns, const Tenso
 
 Tensor empty_matrix(int64_t rows, int64_t columns, const Tensor& like) {
   int32_t dtype;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
   return empty_matrix_of(dtype, rows, columns, like);
 }
 

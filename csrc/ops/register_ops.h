@@ -27,8 +27,16 @@ struct Ops {
   static void prefill_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                                 const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens,
                                 const Tensor& out, double scale, int64_t window, double softcap) {
-    Backend::prefill_attention(prefill_attention_params(q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens,
-                                                        out, scale, window, softcap));
+    Backend::prefill_attention(prefill_attention_params("prefill_attention", q, k_cache, v_cache, block_table,
+                                                        cu_seqlens_q, context_lens, out, scale, window, softcap));
+  }
+
+  static void mixed_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+                              const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
+                              int64_t num_decodes, double scale, int64_t window, double softcap) {
+    const PrefillAttentionParams params = prefill_attention_params(
+        "mixed_attention", q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, out, scale, window, softcap);
+    Backend::mixed_attention(params, num_decodes_of(params, num_decodes));
   }
 
   static void decode_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
@@ -107,6 +115,7 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("write_kv", TORCH_BOX(&Ops<Backend>::write_kv));
   m.impl("prefill_attention", TORCH_BOX(&Ops<Backend>::prefill_attention));
   m.impl("decode_attention", TORCH_BOX(&Ops<Backend>::decode_attention));
+  m.impl("mixed_attention", TORCH_BOX(&Ops<Backend>::mixed_attention));
   m.impl("rope_write_kv", TORCH_BOX(&Ops<Backend>::rope_write_kv));
   m.impl("rms_norm", TORCH_BOX(&Ops<Backend>::rms_norm));
   m.impl("add_rms_norm", TORCH_BOX(&Ops<Backend>::add_rms_norm));

@@ -10,6 +10,9 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
       "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor context_lens, "
       "Tensor(a!) out, float scale, int window=0, float softcap=0.0) -> ()");
   m.def(
+      "mixed_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cu_seqlens_q, "
+      "Tensor context_lens, Tensor(a!) out, int num_decodes, float scale, int window=0, float softcap=0.0) -> ()");
+  m.def(
       "rope_write_kv(Tensor(a!) q, Tensor k, Tensor v, Tensor cos_sin, Tensor position_ids, Tensor(b!) k_cache, "
       "Tensor(c!) v_cache, Tensor slot_mapping, Tensor? q_norm=None, Tensor? k_norm=None, float norm_eps=1e-06) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");

@@ -48,13 +48,13 @@ std::string shape_text(std::span<const int64_t> sizes) {
 
 TensorArg::TensorArg(const char* op, const char* name, const Tensor& tensor) : op_(op), name_(name) {
   const AtenTensorHandle handle = tensor.get();
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data_));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle, &dim_));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes_));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides_));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &torch_dtype_));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device_type_));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &device_index_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &data_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle, &dim_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &torch_dtype_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device_type_));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &device_index_));
 }
 
 const TensorArg& TensorArg::expect_shape(const char* meaning, std::initializer_list<int64_t> shape) const {

@@ -124,6 +124,27 @@ def decode_attention(
 
 
 @_op
+def mixed_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    cu_seqlens_q: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+    num_decodes: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """The attention of a step with decodes and chunks, into `out`: `prefill_attention`, with its decodes told apart.
+
+    The first `num_decodes` requests have one row each, ``cu_seqlens_q[i] == i``; all else is as in `prefill_attention`.
+    On Hopper it is one launch, whose queue has both; elsewhere `decode_attention` and `prefill_attention` in turn.
+    """
+
+
+@_op
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x ** 2) + eps) * weight``, row by row. x: [T, H]; weight: [H] -> [T, H]."""
     return x.new_empty(x.shape)

@@ -18,6 +18,7 @@ OP_NAMES = (
     "write_kv",
     "prefill_attention",
     "decode_attention",
+    "mixed_attention",
     "rope_write_kv",
     "rms_norm",
     "add_rms_norm",

@@ -151,6 +151,22 @@ def test_the_number_of_splits_does_not_change_the_result(emulated, multiprocesso
     assert_as_exact_as_torch(prefill(chunks), chunks)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 3, 8])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_size_of_the_cache_decides_the_order_of_heads_and_not_the_result(emulated, capability, kv_heads):
+    """From a section for each head to one for all; at 100 KiB there are two heads or so to a section."""
+    emulated.set_compute_capability(capability)
+    chunks = half_batch([5, 0, 40], [90, 3, 200], num_q_heads=kv_heads, num_kv_heads=kv_heads)
+    results = []
+    for size in (1, 100 * 1024, 250 * 1024, 2**40):
+        emulated.set_l2_bytes(size)
+        results.append(prefill(chunks))
+    emulated.set_compute_capability(80)
+    emulated.set_l2_bytes(40 * 2**20)
+    assert_as_exact_as_torch(results[0], chunks)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 def test_a_short_decode_beside_a_long_one_leaves_empty_splits(emulated):
     """Eight or more splits of a table for 4097 keys: those of 33 keys are mostly empty and weigh nothing."""
     emulated.set_num_multiprocessors(16)

@@ -26,7 +26,7 @@ from tests.models.tiny import save_tiny_model
 ModelAndCheck = tuple[Decoder, Callable[[Run], None]]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "bfloat16 on Hopper"])
 def model_and_check(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ModelAndCheck]:
@@ -40,11 +40,11 @@ def model_and_check(
         else:
             in_bfloat16 = reference.to(torch.bfloat16)
             exact = copy.deepcopy(in_bfloat16).double()  # of the rounded weights
-            weights = in_bfloat16_too(model.weights)
-            yield (
-                Decoder(model.config, weights, model.rope_tables),
-                partial(assert_as_exact_as_bfloat16, exact, in_bfloat16),
-            )
+            decoder = Decoder(model.config, in_bfloat16_too(model.weights), model.rope_tables)
+            decoder.attends_at_once = True  # as on a GPU
+            emulation().set_compute_capability(90 if "Hopper" in request.param else 80)
+            yield decoder, partial(assert_as_exact_as_bfloat16, exact, in_bfloat16)
+            emulation().set_compute_capability(80)
 
 
 def in_bfloat16_too(weights: Any) -> Any:

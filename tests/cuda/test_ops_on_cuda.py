@@ -20,6 +20,7 @@ from tests.ops import (
     test_copy_blocks,
     test_decode_attention,
     test_expert_mlp,
+    test_mixed_attention,
     test_prefill_attention,
     test_rms_norm,
     test_rope_write_kv,
@@ -54,6 +55,12 @@ SHARED = {
         "the_query_sees_its_whole_context",
         "tokens_decoded_after_a_prompt_with_a_window",
         "window",
+    ),
+    test_mixed_attention: (
+        "decodes_and_chunks_see_what_they_would_alone",
+        "a_step_of_one_kind_and_chunks_of_one_token",
+        "a_window_and_a_soft_cap",
+        "nan_in_a_decode_stays_in_that_decode",
     ),
     test_write_kv: (
         "every_dtype_and_head_size",

@@ -18,6 +18,7 @@ from tests.cuda.test_attention import decode, half_batch, prefill
 from tests.emu.mutants import MUTANTS, Mutant
 from tests.ops.attention_reference import assert_as_exact_as_torch
 from tests.ops.lora_cases import LoraCase, lora_case
+from tests.ops.test_mixed_attention import attend
 
 
 def chunks(device):
@@ -35,6 +36,14 @@ def decodes(device):
     device.set_num_multiprocessors(1)
     batch = half_batch([1, 1], [30, 400], num_q_heads=2, num_kv_heads=1)
     assert_as_exact_as_torch(decode(batch), batch)
+
+
+def sections(device):
+    """Three KV heads, two at once."""
+    device.set_l2_bytes(2 * 2 * 2 * 64 * 2 * 112)
+    batch = half_batch([40, 60], [70, 80], num_q_heads=3, num_kv_heads=3)
+    assert_as_exact_as_torch(prefill(batch), batch)
+    device.set_l2_bytes(40 * 2**20)
 
 
 def splits(device):
@@ -112,10 +121,24 @@ def hopper_decodes(device, window=0, exact_table=False):
         device.set_compute_capability(80)
 
 
+def hopper_mixed(device):
+    """Narrow tiles and wide ones on one multiprocessor."""
+    device.set_compute_capability(90)
+    device.set_num_multiprocessors(1)
+    try:
+        batch = half_batch([1, 1, 5, 130], [900, 40, 300, 260], num_q_heads=2, num_kv_heads=1, head_size=128)
+        for seed in range(3):
+            device.set_seed(seed)
+            assert_as_exact_as_torch(attend(batch, 2), batch)
+    finally:
+        device.set_compute_capability(80)
+
+
 CASES = {
     "an exact table": an_exact_table,
     "chunks": chunks,
     "windows": windows,
+    "sections of heads": sections,
     "decodes": decodes,
     "splits": splits,
     "a large cache": a_large_cache,
@@ -124,6 +147,7 @@ CASES = {
     "lora, far rows": lora_far_rows,
     "hopper chunks": hopper_chunks,
     "hopper, an exact table": partial(hopper_chunks, exact_table=True),
+    "hopper mixed": hopper_mixed,
     "hopper decodes": hopper_decodes,
     "hopper decodes, a window": partial(hopper_decodes, window=100),
     "hopper decodes, an exact table": partial(hopper_decodes, exact_table=True),

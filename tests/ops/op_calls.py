@@ -49,6 +49,14 @@ def right_arguments(op: str) -> dict[str, Any]:
             "out": torch.zeros(T, HQ, D),
             **attention,
         },
+        "mixed_attention": {
+            "q": q,
+            **caches,
+            "cu_seqlens_q": torch.tensor([0, 1, 5], dtype=torch.int32),
+            "out": torch.zeros(T, HQ, D),
+            "num_decodes": 1,
+            **attention,
+        },
         "decode_attention": {"q": q[:B], **caches, "out": torch.zeros(B, HQ, D), **attention},
         "rms_norm": {"x": torch.randn(T, 48), "weight": torch.randn(48), "eps": 1e-5},
         "add_rms_norm": {
@@ -116,6 +124,7 @@ OPS = [
     "rope_write_kv",
     "prefill_attention",
     "decode_attention",
+    "mixed_attention",
     "rms_norm",
     "add_rms_norm",
     "silu_and_mul",

@@ -10,10 +10,12 @@
 #include "csrc/cuda/attention/hopper/decode_launch.h"
 #include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/instance.h"
+#include "csrc/cuda/attention/measured_kernels.h"
 #include "csrc/cuda/attention/plain.h"
 #include "csrc/cuda/checks.h"
 #include "csrc/cuda/element.cuh"
 #include "csrc/cuda/kernels.h"
+#include "csrc/ops/mixed_step.h"
 
 namespace cudaprefill::cuda {
 namespace {
@@ -80,7 +82,10 @@ bool has_page_boxes(const Params& params) {
 PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device& device) {
   const bool hopper = has_hopper_kernels(params, device);
   const bool boxes = hopper && has_page_boxes(params);
-  const PrefillKernel wanted = device.wanted_prefill_kernel();
+  PrefillKernel wanted = device.wanted_prefill_kernel();
+  if (wanted == PrefillKernel::kBest) {
+    wanted = measured_kernel(kMeasuredPrefill, params.head_size, params.num_tokens, wanted);
+  }
   if (wanted == PrefillKernel::kMma || !hopper) return PrefillKernel::kMma;
   if (wanted == PrefillKernel::kAsyncCopies || !boxes) return PrefillKernel::kAsyncCopies;
   return PrefillKernel::kTensorCopies;
@@ -97,8 +102,12 @@ bool fits_decode_line(const DecodeAttentionParams& params, int row_tiles) {
 DecodeKernel choose_decode_kernel(const DecodeAttentionParams& params, int row_tiles, Device& device) {
   const bool tensor_copies =
       has_hopper_kernels(params, device) && has_page_boxes(params) && fits_decode_line(params, row_tiles);
-  const bool wanted = device.wanted_decode_kernel() != DecodeKernel::kAsyncCopies;
-  return wanted && tensor_copies ? DecodeKernel::kTensorCopies : DecodeKernel::kAsyncCopies;
+  DecodeKernel wanted = device.wanted_decode_kernel();
+  if (wanted == DecodeKernel::kBest) {
+    wanted = measured_kernel(kMeasuredDecode, params.head_size, params.num_requests, wanted);
+  }
+  return tensor_copies && wanted != DecodeKernel::kAsyncCopies ? DecodeKernel::kTensorCopies
+                                                               : DecodeKernel::kAsyncCopies;
 }
 
 template <class Params>
@@ -111,9 +120,16 @@ struct PlannedPrefill {
   int64_t max_split_tiles;
 };
 
-// Launches the planning kernel for tiles of `rows` by `keys`, run by `blocks` thread blocks.
-PlannedPrefill plan(const PrefillAttentionParams& params, const ScoreScale& scale, int group, int rows, int keys,
+// The tiles of a kernel.
+struct TileShape {
+  int rows, keys;
+  int narrow_rows, narrow_keys;  // no rows where the kernel has no narrow ones
+};
+
+// Launches the planning kernel for tiles of that shape, run by `blocks` thread blocks.
+PlannedPrefill plan(const PrefillAttentionParams& params, const ScoreScale& scale, int group, const TileShape& tile,
                     int blocks, Device& device) {
+  const int rows = tile.rows;
   const auto bounds =
       PrefillPlanBounds::of(params.num_tokens, params.num_requests, params.num_kv_heads, group, rows, blocks);
   PrefillPlanParams plan{};
@@ -124,19 +140,24 @@ PlannedPrefill plan(const PrefillAttentionParams& params, const ScoreScale& scal
   plan.group = group;
   plan.window = params.window;
   plan.rows = rows;
-  plan.keys = keys;
+  plan.keys = tile.keys;
+  plan.narrow_rows = tile.narrow_rows;
+  plan.narrow_keys = tile.narrow_keys;
   plan.num_blocks = blocks;
   plan.items = static_cast<PrefillItem*>(device.workspace(bounds.items * sizeof(PrefillItem)));
   plan.split_tiles = static_cast<SplitTile*>(device.workspace(bounds.parts * sizeof(SplitTile)));
   plan.counts = static_cast<PlanCounts*>(device.workspace(sizeof(PlanCounts)));
   plan_prefill(plan, device.stream());
 
+  const int at_once =
+      heads_at_once(params.max_blocks * params.block_size, params.num_kv_heads, params.head_size, device.l2_bytes());
   const int64_t parts = bounds.parts * params.num_kv_heads;
   void* workspace = device.workspace(Partials::bytes(parts, rows, params.head_size));
   const PrefillLaunch launch{params,
                              scale,
                              block_shift(params.block_size),
                              group,
+                             at_once,
                              plan.items,
                              plan.split_tiles,
                              plan.counts,
@@ -245,7 +266,9 @@ void prefill_attention(const PrefillAttentionParams& params, Device& device) {
       if (kernel != PrefillKernel::kMma) {
         using Traits = HopperPrefillTraits<head_size>;
         const int blocks = device.num_multiprocessors();
-        const PlannedPrefill planned = plan(params, scale, group, Traits::kRows, Traits::kKeys, blocks, device);
+        constexpr TileShape kTile{Traits::kRows, Traits::kKeys, Traits::kNarrowTiles ? kWarpgroupRows : 0,
+                                  Traits::kKeys * Traits::kConsumers};
+        const PlannedPrefill planned = plan(params, scale, group, kTile, blocks, device);
         HopperPrefillLaunch launch{{}, {}, planned.launch, 0, 0};
         if (kernel == PrefillKernel::kTensorCopies) {
           launch.keys = page_map(params.k_cache, params);
@@ -260,10 +283,20 @@ void prefill_attention(const PrefillAttentionParams& params, Device& device) {
     }
     using Traits = PrefillTraits<head_size>;
     const int blocks = device.num_multiprocessors() * kPrefillBlocksPerMultiprocessor;
-    const PlannedPrefill planned = plan(params, scale, group, Traits::kRows, Traits::kKeys, blocks, device);
+    constexpr TileShape kTile{Traits::kRows, Traits::kKeys, 0, 0};
+    const PlannedPrefill planned = plan(params, scale, group, kTile, blocks, device);
     run_prefill<Element, head_size>(planned.launch, blocks, device.stream());
     run_merge_prefill<Element, head_size>(planned.launch, planned.max_split_tiles, device.stream());
   });
+}
+
+void mixed_attention(const PrefillAttentionParams& params, int num_decodes, Device& device) {
+  const bool both = num_decodes > 0 && num_decodes < params.num_requests;
+  const bool one_queue = params.dtype != DType::kFloat32 && hopper_has_narrow_tiles(params.head_size) &&
+                         choose_prefill_kernel(params, device) != PrefillKernel::kMma;
+  if (both && one_queue) return prefill_attention(params, device);
+  decode_attention(decodes_of(params, num_decodes), device);
+  prefill_attention(chunks_of(params, num_decodes), device);
 }
 
 }  // namespace cudaprefill::cuda

@@ -204,13 +204,14 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
 template <class Element, int head_size>
 __global__ void __launch_bounds__(kPrefillThreads)
     prefill_attention_kernel(const __grid_constant__ PrefillLaunch launch) {
-  const int num_items = ptx::load_global(&launch.counts->num_items);
-  for (int64_t work = blockIdx.x; work < int64_t{num_items} * launch.op.num_kv_heads; work += gridDim.x) {
-    const int64_t index = work / launch.op.num_kv_heads;
-    const int4 head = ptx::load_global(reinterpret_cast<const int4*>(launch.items + index));
-    const int part = ptx::load_global(&launch.items[index].part);
-    const PrefillItem item{head.x, head.y, head.z, head.w, part, {}};
-    run_prefill_item<Element, head_size>(launch, item, static_cast<int>(work % launch.op.num_kv_heads));
+  for (int i = blockIdx.x;; i += gridDim.x) {
+    const int num_items = ptx::load_global(&launch.counts->num_items);  // once more, for registers are short
+    if (i >= num_items * launch.op.num_kv_heads) return;
+    const PrefillWork work = PrefillWork::of(launch, i, num_items);
+    const int4 head = ptx::load_global(reinterpret_cast<const int4*>(launch.items + work.item));
+    const int part = ptx::load_global(&launch.items[work.item].part);
+    const PrefillItem item{head.x, head.y, head.z, head.w, part, false, {}};
+    run_prefill_item<Element, head_size>(launch, item, work.kv_head);
     __syncthreads();  // the next item overwrites the queries
   }
 }

@@ -27,8 +27,19 @@ struct KeyRange {
   }
 };
 
-// Calls visit(request, first_row, range, number of key tiles) for every tile, shared out over the threads: a warp takes
-// a request, its lanes the tiles of it.
+// Tiles of keys are the unit of an item's cost: of a narrow one, as many keys as a thread block takes at once.
+struct TileClass {
+  bool narrow;
+  int keys;
+
+  __device__ static TileClass of(const PrefillPlanParams& plan, int num_rows) {
+    const bool narrow = num_rows <= plan.narrow_rows;
+    return {narrow, narrow ? plan.narrow_keys : plan.keys};
+  }
+};
+
+// Calls visit(request, first_row, class, range, number of key tiles) for every tile, shared out over the threads: a
+// warp takes a request, its lanes the tiles of it.
 template <class Visit>
 __device__ void for_each_tile(const PrefillPlanParams& plan, Visit visit) {
   constexpr int kWarps = kThreads / kWarpSize;
@@ -37,9 +48,10 @@ __device__ void for_each_tile(const PrefillPlanParams& plan, Visit visit) {
     const int query_len =
         ptx::load_global(plan.cu_seqlens_q + request + 1) - ptx::load_global(plan.cu_seqlens_q + request);
     const int context_len = ptx::load_global(plan.context_lens + request);
+    const TileClass tile_class = TileClass::of(plan, query_len * plan.group);
     for (int row = lane * plan.rows; row < query_len * plan.group; row += kWarpSize * plan.rows) {
       const KeyRange range = KeyRange::of(plan, query_len, context_len, row);
-      visit(request, row, range, (range.last - range.first + plan.keys - 1) / plan.keys);
+      visit(request, row, tile_class, range, (range.last - range.first + tile_class.keys - 1) / tile_class.keys);
     }
   }
 }
@@ -56,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) plan_prefill_kernel(const __grid_con
 
   // --- the even share of a thread block, in tiles of keys: no item is longer ---
   uint32_t own_total = 0;
-  for_each_tile(plan, [&](int, int, KeyRange, int tiles) { own_total += tiles; });
+  for_each_tile(plan, [&](int, int, TileClass, KeyRange, int tiles) { own_total += tiles; });
   ptx::atomic_add_shared(total, own_total);
   __syncthreads();
   uint32_t sum;
@@ -72,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) plan_prefill_kernel(const __grid_con
   };
 
   // --- count the buckets ---
-  for_each_tile(plan, [&](int, int, KeyRange, int tiles) {
+  for_each_tile(plan, [&](int, int, TileClass, KeyRange, int tiles) {
     const int length = part_length(tiles);
     for (int done = 0; done < tiles; done += length) {
       ptx::atomic_add_shared(bucket(bucket_of(min(length, tiles - done))), 1);
@@ -103,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) plan_prefill_kernel(const __grid_con
   __syncthreads();
 
   // --- write the items ---
-  for_each_tile(plan, [&](int request, int row, KeyRange range, int tiles) {
+  for_each_tile(plan, [&](int request, int row, TileClass tile_class, KeyRange range, int tiles) {
     const int length = part_length(tiles);
     const int num_parts = (tiles + length - 1) / length;
     int part = PrefillItem::kWhole;
@@ -113,13 +125,13 @@ __global__ void __launch_bounds__(kThreads) plan_prefill_kernel(const __grid_con
       ptx::store_global(plan.split_tiles + at, SplitTile{request, row, part, num_parts});
     }
     for (int i = 0; i < num_parts; ++i) {
-      const int first_key = range.first + i * length * plan.keys;
-      const int last_key = min(first_key + length * plan.keys, range.last);
+      const int first_key = range.first + i * length * tile_class.keys;
+      const int last_key = min(first_key + length * tile_class.keys, range.last);
       const uint32_t at = ptx::atomic_add_shared(bucket(bucket_of(min(length, tiles - i * length))), 1);
       const int own_part = num_parts > 1 ? part + i : PrefillItem::kWhole;
       PrefillItem* item = plan.items + at;
       ptx::store_global(reinterpret_cast<int4*>(item), int4{request, row, first_key, last_key});
-      ptx::store_global(&item->part, own_part);
+      ptx::store_global(reinterpret_cast<int4*>(&item->part), int4{own_part, tile_class.narrow, 0, 0});
     }
   });
   __syncthreads();

@@ -8,6 +8,9 @@
 //
 // so any group size fills the tiles, and one loaded key serves all heads of its group. An item is a tile, or a part of
 // the keys of a tile where the whole would outlast the even share of a thread block.
+//
+// A request of few rows, a decode above all, is a narrow tile where the kernel has these: the rows of one warpgroup,
+// and the warpgroups of a thread block share out the keys in place of the rows. Tiles of both classes are in one queue.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,8 +23,9 @@ struct alignas(16) PrefillItem {
   int32_t request;
   int32_t first_row;  // of the request's rows
   int32_t first_key, last_key;
-  int32_t part;  // where the partial result goes; kWhole for none
-  int32_t unused[3];
+  int32_t part;    // where the partial result goes; kWhole for none
+  int32_t narrow;  // whether the tile is a narrow one
+  int32_t unused[2];
 
   static constexpr int32_t kWhole = -1;
 };
@@ -39,8 +43,10 @@ struct PrefillPlanParams {
   const int32_t* cu_seqlens_q;
   const int32_t* context_lens;
   int32_t num_requests, num_kv_heads, group, window;
-  int32_t rows, keys;  // of a tile
-  int32_t num_blocks;  // thread blocks that run the plan
+  int32_t rows, keys;   // of a tile
+  int32_t narrow_rows;  // requests of at most so many are narrow tiles; 0 for none
+  int32_t narrow_keys;  // that a thread block takes at once of a narrow tile
+  int32_t num_blocks;   // thread blocks that run the plan
   PrefillItem* items;
   SplitTile* split_tiles;
   PlanCounts* counts;

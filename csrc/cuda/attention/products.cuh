@@ -1,9 +1,11 @@
-// The two matrix products of attention, for one warp and 16-row fragments (ptx/matrix.cuh draws their layout). A tile is
-// what has the shared address of eight elements: SharedTile, or OperandTile of hopper/.
+// The two matrix products of attention, for one warp and 16-row fragments (ptx/matrix.cuh draws their layout). A tile
+// is what has the shared address of eight elements: SharedTile, or OperandTile of hopper/.
 #pragma once
 
 #include <ptx/convert.cuh>
 #include <ptx/matrix.cuh>
+
+#include "csrc/cuda/attention/tile.cuh"
 
 namespace cudaprefill {
 

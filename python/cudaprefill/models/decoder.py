@@ -6,6 +6,8 @@ One layer of T tokens, as ops:
              q, KV cache --decode_attention (rows 0 .. num_decodes) / prefill_attention (the rest)--> [T, Hq * D]
              --linear o--> (rms_norm) --add_rms_norm--> feed-forward --> (rms_norm) --add_rms_norm--> next layer
 
+On a GPU, `mixed_attention` stands for the two in a step that has both decodes and chunks.
+
 `add_rms_norm` adds to the residual and norms the sum for what follows, so the second one of a layer already belongs to
 the next layer's attention, or is the final norm. Those in brackets are there in families with output norms.
 """
@@ -52,6 +54,9 @@ class Decoder:
         self.rope_tables = rope_tables
         self.device = weights.embedding.device
         self.activation_dtype = weights.final_norm.dtype
+        # On a GPU decodes and chunks of a step are one op, which may be one launch. On a CPU they run in turn anyway,
+        # and as two ops each has its own line in a profile.
+        self.attends_at_once = self.device.type == "cuda"
         has_own_linear = self.device.type == "cpu" and self.activation_dtype == torch.float32
         self._linear: Linear = block_matrix.linear if has_own_linear else functional.linear  # type: ignore[assignment]
         norms_after = [layer.attention_norm for layer in weights.layers[1:]] + [weights.final_norm]
@@ -107,10 +112,11 @@ class Decoder:
         num_tokens, num_decodes, has_chunks = batch.num_tokens, batch.num_decodes, batch.num_chunks > 0
         qkv_shape = (num_tokens, sum(heads), config.head_size)
         position_ids, slot_mapping = batch.position_ids, batch.slot_mapping
-        block_table, context_lens = batch.block_table, batch.context_lens
+        block_table, context_lens, starts = batch.block_table, batch.context_lens, batch.cu_seqlens_q
         decode_table, decode_lens = block_table[:num_decodes], context_lens[:num_decodes]
         chunk_table, chunk_lens = block_table[num_decodes:], context_lens[num_decodes:]
-        chunk_starts = batch.cu_seqlens_q[num_decodes:]
+        chunk_starts = starts[num_decodes:]
+        at_once = self.attends_at_once and num_decodes > 0 and has_chunks
 
         residual = self._embed(batch)
         attended = residual.new_empty((num_tokens, config.num_q_heads, config.head_size))  # of each layer in turn
@@ -132,15 +138,30 @@ class Decoder:
                 weights.k_norm,
                 eps,
             )
-            if num_decodes:
-                decode_q = q[:num_decodes] if has_chunks else q
-                ops.decode_attention(
-                    decode_q, k_cache, v_cache, decode_table, decode_lens, attended_decodes, scale, window, softcap
+            if at_once:
+                ops.mixed_attention(
+                    q,
+                    k_cache,
+                    v_cache,
+                    block_table,
+                    starts,
+                    context_lens,
+                    attended,
+                    num_decodes,
+                    scale,
+                    window,
+                    softcap,
                 )
-            if has_chunks:
-                ops.prefill_attention(
-                    q, k_cache, v_cache, chunk_table, chunk_starts, chunk_lens, attended, scale, window, softcap
-                )
+            else:
+                if num_decodes:
+                    decode_q = q[:num_decodes] if has_chunks else q
+                    ops.decode_attention(
+                        decode_q, k_cache, v_cache, decode_table, decode_lens, attended_decodes, scale, window, softcap
+                    )
+                if has_chunks:
+                    ops.prefill_attention(
+                        q, k_cache, v_cache, chunk_table, chunk_starts, chunk_lens, attended, scale, window, softcap
+                    )
             x = linear(attended_rows, weights.o, weights.o_bias)
             if weights.attention_output_norm is not None:
                 x = ops.rms_norm(x, weights.attention_output_norm, eps)

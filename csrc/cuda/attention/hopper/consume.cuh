@@ -12,8 +12,8 @@
 #include <ptx/warpgroup_matrix.cuh>
 
 #include "csrc/cuda/attention/hopper/item_view.cuh"
-#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
+#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/prefill_rows.cuh"
 #include "csrc/cuda/attention/products.cuh"
 #include "csrc/cuda/attention/softmax.cuh"
@@ -26,14 +26,19 @@ __device__ __forceinline__ void sync_warpgroup(int consumer) {
   ptx::named_barrier_sync(1 + consumer, kWarpgroupThreads);
 }
 
-// Writes 16 rows of a warp: normalised to `out`, by way of their place in shared memory, or as a part of a split tile.
+template <int consumers>
+__device__ __forceinline__ void sync_consumers() {
+  ptx::named_barrier_sync(1 + 2 * consumers, consumers * kWarpgroupThreads);
+}
+
+// Writes 16 rows of a warp, whose sums are complete: normalised to `out`, by way of their place in shared memory, or as
+// a part of a split tile.
 template <class Element, int head_size>
 __device__ void store_rows(const PrefillLaunch& launch, const OperandTile<head_size>& tile, const ItemView& view,
-                           int warp_row, int lane, OnlineSoftmax& softmax, float (&out)[head_size / 8][4]) {
+                           int warp_row, int lane, const OnlineSoftmax& softmax, float (&out)[head_size / 8][4]) {
   using Tile = OperandTile<head_size>;
   const PrefillAttentionParams& params = launch.op;
   const bool whole = view.part == PrefillItem::kWhole;
-  softmax.finish();
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp_row + half * 8 + lane / 4;
@@ -94,6 +99,63 @@ struct Turns {
   }
 };
 
+// Adds up what the consumers have of a narrow tile, in the first of them: the others leave their outputs, fragment by
+// fragment, in the place of the queries, one after another.
+template <int head_size>
+__device__ __forceinline__ void gather_narrow(const PrefillMemory<head_size>& memory, uint32_t outputs, int consumer,
+                                              int tile_row, int lane, float factor, OnlineSoftmax& softmax,
+                                              float (&out)[head_size / 8][4]) {
+  using Traits = HopperPrefillTraits<head_size>;
+  // Of this lane, one of four floats for each eight columns.
+  const auto output = [&](int n) {
+    return outputs +
+           (n * kWarpgroupThreads + (tile_row / 16 * kWarpSize + lane)) * static_cast<uint32_t>(sizeof(uint4));
+  };
+  const auto state = [&](int half) {
+    return memory.narrow_states() + (tile_row + half * 8 + lane / 4) * static_cast<uint32_t>(sizeof(float2));
+  };
+  sync_consumers<Traits::kConsumers>();  // all are done with the queries
+#pragma unroll 1
+  for (int from = 1; from < Traits::kConsumers; ++from) {
+    if (consumer == from) {
+#pragma unroll
+      for (int n = 0; n < head_size / 8; ++n) {
+        ptx::store_shared(output(n), uint4{__float_as_uint(out[n][0]), __float_as_uint(out[n][1]),
+                                           __float_as_uint(out[n][2]), __float_as_uint(out[n][3])});
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (lane % 4 == 0) ptx::store_shared(state(half), float2{softmax.maximum[half], softmax.sum[half]});
+      }
+    }
+    sync_consumers<Traits::kConsumers>();
+    if (consumer == 0) {
+      float own[2], other[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float2 there;
+        ptx::load_shared(state(half), there);
+        const float highest = fmaxf(softmax.maximum[half], there.x);
+        const float reference = highest == kMinusInfinity ? 0.0f : highest * factor;
+        own[half] = ptx::exp2_fast(softmax.maximum[half] * factor - reference);
+        other[half] = ptx::exp2_fast(there.x * factor - reference);
+        softmax.maximum[half] = highest;
+        softmax.sum[half] = softmax.sum[half] * own[half] + there.y * other[half];
+      }
+#pragma unroll
+      for (int n = 0; n < head_size / 8; ++n) {
+        uint4 there;
+        ptx::load_shared(output(n), there);
+        out[n][0] = out[n][0] * own[0] + __uint_as_float(there.x) * other[0];
+        out[n][1] = out[n][1] * own[0] + __uint_as_float(there.y) * other[0];
+        out[n][2] = out[n][2] * own[1] + __uint_as_float(there.z) * other[1];
+        out[n][3] = out[n][3] * own[1] + __uint_as_float(there.w) * other[1];
+      }
+    }
+    if (from + 1 < Traits::kConsumers) sync_consumers<Traits::kConsumers>();  // the place is free again
+  }
+}
+
 // The products of one step are on their way while the softmax of the step before is computed:
 //
 //     tensor cores | S0        S1   O0        S2   O1             O2
@@ -119,6 +181,8 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
     const ItemView view = ItemView::load(memory.item(query_step.stage()));
     if (view.is_none()) break;
     const auto queries = memory.queries(query_step.stage());
+    const bool is_narrow = Traits::kNarrowTiles && view.is_narrow;
+    const int tile_row = is_narrow ? warp_row % kWarpgroupRows : warp_row;
 
     OnlineSoftmax softmax;
     float out[head_size / 8][4] = {};
@@ -128,19 +192,17 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
     int positions[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      positions[half] = row_position(common, view.position_of_token_0, view.first_row + warp_row + half * 8 + lane / 4,
+      positions[half] = row_position(common, view.position_of_token_0, view.first_row + tile_row + half * 8 + lane / 4,
                                      view.num_rows);
     }
-    const auto issue_scores = [&] {
+    const auto wait_for_keys = [&] { ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity()); };
+    const auto issue_scores = [&](int first_row) {
       const auto keys = memory.keys(step.stage());
-      ptx::mbarrier_wait(barriers.keys_full(step.stage()), step.parity());
-      turns.take();
       ptx::fence_products();
 #pragma unroll
       for (int k = 0; k < head_size / 16; ++k) {
-        ptx::multiply_shared<Element, false>(scores,
-                                             queries.along_elements(warp_row / kWarpgroupRows * kWarpgroupRows, k),
-                                             keys.along_elements(0, k), k > 0);
+        ptx::multiply_shared<Element, false>(scores, queries.along_elements(first_row, k), keys.along_elements(0, k),
+                                             k > 0);
       }
       ptx::commit_products();
     };
@@ -178,8 +240,34 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
     };
 
     float correction[2];
-    if constexpr (Traits::kOverlap) {
-      issue_scores();
+    if (is_narrow) {
+      // Tiles of keys in turn: those of the other consumers are let go as soon as they are there.
+      int others = consumer;  // tiles to let go before the next of its own
+#pragma unroll 1
+      for (int key = view.first_key; key < view.last_key; key += kKeys) {
+        wait_for_keys();
+        if (others > 0) {
+          release_keys();
+          ptx::mbarrier_wait(barriers.values_full(step.stage()), step.parity());
+          --others;
+        } else {
+          issue_scores(0);
+          ptx::wait_for_products<0>();
+          release_keys();
+          weigh(key, correction);
+          OnlineSoftmax::rescale(out, correction);
+          pack();
+          issue_out(step);
+          ptx::wait_for_products<0>();
+          others = Traits::kConsumers - 1;
+        }
+        release_values(step);
+        step.advance();
+      }
+    } else if constexpr (Traits::kOverlap) {
+      wait_for_keys();
+      turns.take();
+      issue_scores(warp_row / kWarpgroupRows * kWarpgroupRows);
       turns.pass();
       ptx::wait_for_products<0>();
       release_keys();
@@ -187,7 +275,9 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       pack();
       step.advance();
       for (int key = view.first_key + kKeys; key < view.last_key; key += kKeys) {
-        issue_scores();
+        wait_for_keys();
+        turns.take();
+        issue_scores(warp_row / kWarpgroupRows * kWarpgroupRows);
         issue_out(step.before());
         turns.pass();
         ptx::wait_for_products<1>();  // the scores
@@ -205,7 +295,9 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       release_values(step.before());
     } else {
       for (int key = view.first_key; key < view.last_key; key += kKeys) {
-        issue_scores();
+        wait_for_keys();
+        turns.take();
+        issue_scores(warp_row / kWarpgroupRows * kWarpgroupRows);
         turns.pass();
         ptx::wait_for_products<0>();
         release_keys();
@@ -219,11 +311,19 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       }
     }
 
-    sync_warpgroup(consumer);  // all are done with the queries, whose place the results take
+    softmax.finish();
     // Worked out and looked up once more: while products run, registers are better used.
     const int same_lane = ptx::anew(lane), same_row = ptx::anew(warp_row);
     const ItemView same_view = ItemView::load(memory.item(query_step.stage()));
-    store_rows<Element>(common, queries, same_view, same_row, same_lane, softmax, out);
+    const bool was_narrow = Traits::kNarrowTiles && same_view.is_narrow;
+    if (was_narrow) {
+      gather_narrow(memory, queries.base, consumer, same_row % kWarpgroupRows, same_lane, common.scale.factor, softmax,
+                    out);
+    }
+    sync_warpgroup(consumer);  // all are done with the queries, whose place the results take
+    if (!was_narrow || consumer == 0) {
+      store_rows<Element>(common, queries, same_view, same_row, same_lane, softmax, out);
+    }
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barriers.queries_empty(query_step.stage()));
   }

@@ -19,8 +19,8 @@ struct HopperDecodeLaunch {
   DecodeAttentionParams op;
   ScoreScale scale;
   int block_shift;
-  int group;      // query heads a KV head
-  int row_tiles;  // rows that share a KV head: ceil(group / kDecodeRows)
+  int group;                           // query heads a KV head
+  int row_tiles;                       // rows that share a KV head: ceil(group / kDecodeRows)
   int heads_of_keys, heads_of_values;  // from a block to the next in the cache, in heads
   int workers;                         // warps of the grid
   int32_t* pieces_before;              // [num_requests + 1]: what the grid tells the merge of the line

@@ -3,11 +3,12 @@
 // Decoding is bound by memory, so the kernel is there to keep copies in flight. Every warp has its share of all keys
 // (decode_line.cuh) and a ring of stages of its own, and feeds it by itself:
 //
-//     ring    | piece n  | piece n + 1 | piece n + 2 |         a piece: 16 keys and their values, one page of a head each
-//     warp      multiply ^ then the copy of piece n + 3 into the same stage
+//     ring    | piece n  | piece n + 1 | piece n + 2 |         a piece: 16 keys and their values, one page of a head
+//     each warp      multiply ^ then the copy of piece n + 3 into the same stage
 //
-// It looks ahead over the ends of rows and requests, so the copies never pause; no warp waits for another one, and there
-// is no barrier of the block but the one before the loop. The 16 rows of mma.sync are the query heads of a KV head.
+// It looks ahead over the ends of rows and requests, so the copies never pause; no warp waits for another one, and
+// there is no barrier of the block but the one before the loop. The 16 rows of mma.sync are the query heads of a KV
+// head.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -160,8 +161,7 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
     for (int stage = 0; stage < Traits::kStages; ++stage) ptx::mbarrier_init(ring.full(stage), 1);
     ptx::fence_mbarrier_init();
   }
-  const DecodeLine line =
-      lay_out_line<Traits::kThreads>(launch, shared + Traits::kLineAt, shared + Traits::kScratchAt);
+  const DecodeLine line = lay_out_line<Traits::kThreads>(launch, shared + Traits::kLineAt, shared + Traits::kScratchAt);
 
   // Neighbouring shares are on different multiprocessors, so that a short line is spread over all of them.
   const int worker = warp * gridDim.x + blockIdx.x;

@@ -21,20 +21,23 @@ struct ItemView {
   int first_token, num_rows;  // of the request: its first row of q, and its rows by (token, head)
   int position_of_token_0;
   int first_visible;  // key, of any row
+  int is_narrow;      // the consumers share out its keys, not its rows
 
   static constexpr uint32_t kBytes = 48;  // in shared memory
 
-  __device__ static ItemView of(const PrefillLaunch& launch, int work) {
+  __device__ static ItemView of(const PrefillLaunch& launch, const PrefillWork& work) {
     const PrefillAttentionParams& params = launch.op;
-    const PrefillItem* item = launch.items + work / params.num_kv_heads;
+    const PrefillItem* item = launch.items + work.item;
     const int4 words = ptx::load_global(reinterpret_cast<const int4*>(item));
     ItemView view;
     view.request = words.x;
     view.first_row = words.y;
     view.first_key = words.z;
     view.last_key = words.w;
-    view.part = ptx::load_global(&item->part);
-    view.kv_head = work % params.num_kv_heads;
+    const int4 more_words = ptx::load_global(reinterpret_cast<const int4*>(&item->part));
+    view.part = more_words.x;
+    view.is_narrow = more_words.y;
+    view.kv_head = work.kv_head;
     view.first_token = ptx::load_global(params.cu_seqlens_q + view.request);
     const int query_len = ptx::load_global(params.cu_seqlens_q + view.request + 1) - view.first_token;
     view.position_of_token_0 = ptx::load_global(params.context_lens + view.request) - query_len;
@@ -45,7 +48,7 @@ struct ItemView {
   }
 
   // What the consumers are told after the last item.
-  __device__ static ItemView none() { return {-1, 0, 0, 0, 0, 0, 0, 0, 0, 0}; }
+  __device__ static ItemView none() { return {-1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}; }
   __device__ __forceinline__ bool is_none() const { return request < 0; }
 
   __device__ void store(uint32_t address) const {
@@ -55,7 +58,7 @@ struct ItemView {
     };
     ptx::store_shared(address, four(request, first_row, first_key, last_key));
     ptx::store_shared(address + 16, four(part, kv_head, first_token, num_rows));
-    ptx::store_shared(address + 32, four(position_of_token_0, first_visible, 0, 0));
+    ptx::store_shared(address + 32, four(position_of_token_0, first_visible, is_narrow, 0));
   }
   __device__ static ItemView load(uint32_t address) {
     uint4 a, b, c;
@@ -64,7 +67,7 @@ struct ItemView {
     ptx::load_shared(address + 32, c);
     return {static_cast<int>(a.x), static_cast<int>(a.y), static_cast<int>(a.z), static_cast<int>(a.w),
             static_cast<int>(b.x), static_cast<int>(b.y), static_cast<int>(b.z), static_cast<int>(b.w),
-            static_cast<int>(c.x), static_cast<int>(c.y)};
+            static_cast<int>(c.x), static_cast<int>(c.y), static_cast<int>(c.z)};
   }
 
   // Whether rows [key, key + rows) are part of what the tile sees: wholly, or at all.
@@ -85,8 +88,11 @@ struct ItemView {
 // Calls visit(view) for every item of this thread block, by every thread.
 template <class Visit>
 __device__ __forceinline__ void for_each_item(const PrefillLaunch& launch, Visit visit) {
-  const auto num_work = [&] { return ptx::load_global(&launch.counts->num_items) * launch.op.num_kv_heads; };
-  for (int work = blockIdx.x; work < num_work(); work += gridDim.x) visit(ItemView::of(launch, work));
+  for (int i = blockIdx.x;; i += gridDim.x) {
+    const int num_items = ptx::load_global(&launch.counts->num_items);
+    if (i >= num_items * launch.op.num_kv_heads) return;
+    visit(ItemView::of(launch, PrefillWork::of(launch, i, num_items)));
+  }
 }
 
 }  // namespace cudaprefill

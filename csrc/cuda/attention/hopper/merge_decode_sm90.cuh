@@ -80,7 +80,8 @@ __global__ void __launch_bounds__(kHopperMergeThreads)
     ptx::store_shared(weights + i * sizeof(float), weight);
     own_sum += weight;
   }
-  const float sum = block_sum(own_sum, shared + HopperMergeMemory::kSumsAt);  // and a barrier, after which all weights are there
+  const float sum =
+      block_sum(own_sum, shared + HopperMergeMemory::kSumsAt);  // and a barrier, after which all weights are there
 
   const int pair = threadIdx.x % kPairs, part_lane = threadIdx.x / kPairs;
   float2 merged{0, 0};

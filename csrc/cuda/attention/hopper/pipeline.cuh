@@ -97,6 +97,7 @@ struct PrefillMemory {
   __device__ __forceinline__ uint32_t item(int stage) const {
     return base + Traits::kItemsAt + stage * ItemView::kBytes;
   }
+  __device__ __forceinline__ uint32_t narrow_states() const { return base + Traits::kNarrowStatesAt; }
 };
 
 }  // namespace cudaprefill

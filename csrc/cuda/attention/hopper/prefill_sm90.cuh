@@ -18,8 +18,8 @@
 #include <ptx/warpgroup.cuh>
 
 #include "csrc/cuda/attention/hopper/consume.cuh"
-#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
+#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/produce.cuh"
 #include "csrc/cuda/reduce.cuh"
 

@@ -15,6 +15,9 @@ constexpr int kWarpsOfGroup = 4;
 
 constexpr bool hopper_has_head_size(int head_size) { return head_size == 64 || head_size == 128 || head_size == 256; }
 
+// Whether there are narrow tiles (prefill_plan.h): at head size 256 a second way through the consumer spills registers.
+constexpr bool hopper_has_narrow_tiles(int head_size) { return head_size <= 128; }
+
 template <int head_size>
 struct HopperPrefillTraits {
   static constexpr int kConsumers = head_size == 64 ? 3 : 2;  // warpgroups, 64 rows each
@@ -25,6 +28,7 @@ struct HopperPrefillTraits {
   static constexpr int kQueryStages = head_size == 256 ? 1 : 2;  // as memory has room
   static constexpr bool kInTurns = head_size <= 128;             // consumers share the tensor cores by turns
   static constexpr bool kOverlap = kConsumers == 2;              // of the softmax with the products of the next step
+  static constexpr bool kNarrowTiles = hopper_has_narrow_tiles(head_size);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
   // The compiler gives all threads the same number; these two sum up to no more than that.
@@ -36,7 +40,10 @@ struct HopperPrefillTraits {
   static constexpr uint32_t kStagesAt = kQueryStages * kQueryBytes;
   static constexpr uint32_t kBarriersAt = kStagesAt + 2 * kStages * kTileBytes;
   static constexpr uint32_t kItemsAt = kBarriersAt + 128;  // what the consumers must know of each stage of queries
-  static constexpr uint32_t kSharedBytes = kSharedAlignment + kItemsAt + 128;
+  // Where consumers leave maxima and sums of a narrow tile, a pair a row; their outputs take the place of its queries.
+  static constexpr uint32_t kNarrowStatesAt = kItemsAt + 128;
+  static_assert(kQueryBytes >= kWarpgroupRows * head_size * sizeof(float));
+  static constexpr uint32_t kSharedBytes = kSharedAlignment + kNarrowStatesAt + kWarpgroupRows * 2 * sizeof(float);
   static_assert(kSharedBytes <= 227 * 1024);
 };
 

@@ -10,8 +10,8 @@
 #include <ptx/tensor_copy.cuh>
 
 #include "csrc/cuda/attention/hopper/item_view.cuh"
-#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
+#include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/pages.cuh"
 #include "csrc/cuda/attention/prefill_rows.cuh"
 #include "csrc/cuda/reduce.cuh"

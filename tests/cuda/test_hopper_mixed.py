@@ -1,0 +1,127 @@
+"""Decodes and chunks in one launch of the Hopper prefill, on the emulated device: narrow tiles beside wide ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+pytest.importorskip("hypothesis")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudaprefill import ops
+from tests.cuda.backends import OP_NAMES, backend_of_ops, emulation, ops_replaced_by, skipping_refusals
+from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
+from tests.cuda.test_attention_properties import PROPERTY, SHAPE, batch_of
+from tests.cuda.test_hopper_decode import half_by_default
+from tests.cuda.test_ops_on_cuda import SHARED
+from tests.ops import test_mixed_attention
+from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.test_mixed_attention import attend
+
+HEAD_SIZES = (64, 128, 256)
+
+
+@pytest.fixture(params=["tensor", "async"], autouse=True)
+def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
+    """A device of compute capability 9.0; keys and values come by tensor copies or by cp.async."""
+    device = emulation()
+    device.set_compute_capability(90)
+    device.set_prefill_kernel(request.param)
+    device.set_num_multiprocessors(2)
+    device.reset_counters()
+    torch.manual_seed(0)
+    monkeypatch.setattr(test_mixed_attention, "paged_batch", half_by_default)
+    with backend_of_ops("emulated"), ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}):
+        yield device
+    device.set_compute_capability(80)
+    device.set_prefill_kernel("best")
+    device.set_num_multiprocessors(4)
+    device.set_seed(0)
+
+
+globals().update(
+    {f"test_ops_{name}": getattr(test_mixed_attention, f"test_{name}") for name in SHARED[test_mixed_attention]}
+)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_every_head_size(hopper, head_size, dtype):
+    batch = half_batch([1, 1, 1, 33, 200], [700, 1, 129, 133, 200], dtype, head_size=head_size)
+    assert_as_exact_as_torch(attend(batch, 3), batch)
+
+
+def test_a_mixed_step_is_one_launch_beside_its_plan_and_its_merge(hopper):
+    attend(half_batch([1, 1, 200], [700, 130, 200], head_size=128), 2)
+    assert hopper.counters()["launches"] == 3
+
+
+def test_at_head_size_256_the_two_kernels_run_in_turn(hopper):
+    batch = half_batch([1, 1, 40], [700, 130, 60], head_size=256)
+    assert_as_exact_as_torch(attend(batch, 2), batch)
+    assert hopper.counters()["launches"] == 2 + 3
+
+
+@pytest.mark.parametrize("head_size", [64, 128])
+def test_a_decode_takes_half_of_the_products_of_a_wide_tile_or_less(hopper, head_size):
+    """Every tile of keys is multiplied by one warpgroup and not by each."""
+    hopper.set_num_multiprocessors(1)
+    attend(half_batch([1, 64], [1000, 64], head_size=head_size, num_q_heads=1, num_kv_heads=1), 1)
+    alone = hopper.counters()["products"]
+    hopper.reset_counters()
+    prefill(half_batch([64], [64], head_size=head_size, num_q_heads=1, num_kv_heads=1))
+    key_tile, warps = 128, 4
+    steps = head_size // 16 + key_tile // 16
+    assert alone - hopper.counters()["products"] == math.ceil(1000 / key_tile) * steps * warps
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(64, 1), (65, 1), (16, 4), (17, 4), (3, 20), (4, 20)])
+def test_tiny_chunks_on_either_side_of_the_border_between_the_classes(tokens, heads):
+    batch = half_batch([1, tokens], [300, 500], num_q_heads=heads, num_kv_heads=1, head_size=128)
+    assert_as_exact_as_torch(attend(batch, 1), batch)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 4, 16, 132])
+def test_the_number_of_splits_does_not_change_the_result(hopper, multiprocessors):
+    hopper.set_num_multiprocessors(multiprocessors)
+    batch = half_batch([1, 1, 1, 40], [2000, 3, 700, 300], num_q_heads=2, num_kv_heads=1, head_size=128)
+    assert_as_exact_as_torch(attend(batch, 3), batch)
+
+
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+def test_the_order_of_warps_and_blocks_does_not_matter(hopper, head_size):
+    batch = half_batch([1, 1, 150], [600, 290, 150], head_size=head_size, num_q_heads=2, num_kv_heads=1)
+    results = []
+    for seed in range(4):
+        hopper.set_seed(seed)
+        results.append(attend(batch, 2))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_an_earlier_device_takes_the_two_kernels_in_turn(hopper):
+    hopper.set_compute_capability(80)
+    batch = half_batch([1, 1, 20], [70, 3, 40], head_size=128)
+    assert_as_exact_as_torch(attend(batch, 2), batch)
+    assert hopper.counters()["products"] == 0
+
+
+@PROPERTY
+@given(
+    decodes=st.lists(st.integers(1, 500), min_size=1, max_size=4),
+    chunks=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, max_size=3),
+    **{**SHAPE, "head_size": st.sampled_from(HEAD_SIZES), "softcap": st.sampled_from([0.0, 0.0, 3.0])},
+)
+def test_whatever_the_lengths(
+    hopper, decodes, chunks, heads, head_size, block_size, dtype, window, softcap, multiprocessors, seed
+):
+    hopper.set_num_multiprocessors(multiprocessors)
+    hopper.set_seed(seed)
+    new = [1] * len(decodes) + [new for new, _ in chunks]
+    lens = [*decodes, *(new + cached for new, cached in chunks)]
+    batch = batch_of(new, lens, heads, head_size, block_size, dtype, seed)
+    assert_as_exact_as_torch(attend(batch, len(decodes), window, softcap), batch, window, softcap)
