@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from cudaprefill.models import ModelConfig, UnsupportedModelError, WeightsError,
 from cudaprefill.models.config import ExpertsConfig, LayerConfig
 from cudaprefill.models.hf_config import parse_hf_config
 from cudaprefill.models.rope import RopeConfig
+from cudaprefill.models.weights import expected_tensors
 
 BASE = {
     "hidden_size": 256,
@@ -269,6 +271,40 @@ def test_what_is_not_computed_is_refused_by_name(base: dict[str, Any], change: d
 def test_sizes_are_at_least_one(name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"{name} must be at least 1, got 0"):
         dataclasses.replace(parse_hf_config(LLAMA), **{name: 0})
+
+
+_STRANGE: tuple[Any, ...] = (
+    *(True, False, 0, 1, 3, -1, 2**31 - 1, 10**400, 1e308, float("nan"), float("inf"), -0.5, "", "x", [], [1], [[]]),
+    *(["full_attention"] * 4, ["sliding_attention"] * 4, {}, {"a": 1}, {"rope_type": ["x"]}, [{"a": 1}]),
+    *({"full_attention": None, "sliding_attention": 1}, {"rope_type": "yarn", "factor": 1e308}),
+    *({"rope_type": "yarn", "factor": 2, "mscale": "x"}, {"AutoModelForCausalLM": 1}),
+)
+_KEYS_BEYOND_BASE = (
+    *("architectures", "model_type", "auto_map", "bos_token_id", "eos_token_id", "head_dim", "rope_scaling"),
+    *("rope_parameters", "layer_types", "sliding_window", "rope_local_base_freq", "query_pre_attn_scalar"),
+    *("final_logit_softcapping", "partial_rotary_factor", "original_max_position_embeddings", "num_local_experts"),
+    *("num_experts", "num_experts_per_tok", "mlp_only_layers", "decoder_sparse_step", "attention_bias"),
+)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, PHI3],
+    ids=lambda base: base["model_type"],
+)
+def test_any_value_of_any_key_is_read_or_refused(base: dict[str, Any]) -> None:
+    parse_hf_config(base)
+    for key in {**BASE, **dict.fromkeys(_KEYS_BEYOND_BASE)}:
+        for value in _STRANGE:
+            with contextlib.suppress(UnsupportedModelError):
+                expected_tensors(parse_hf_config({**base, key: value}))
+
+
+def test_a_longrope_of_a_single_position() -> None:
+    factors = [1.0] * 32
+    rope = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors}
+    with pytest.raises(UnsupportedModelError, match="original_max_position_embeddings must be at least 2, got 1"):
+        parse_hf_config({**PHI3, "rope_scaling": rope, "original_max_position_embeddings": 1})
 
 
 def test_a_folder_is_read_with_its_generation_config(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def _add_qwen3_moe(config: ModelConfig, fields: Fields, file: GgufFile) -> Model
 def _with_experts(config: ModelConfig, fields: Fields, inner: int) -> ModelConfig:
     """In every layer; the files of these architectures say nothing of renormalising, which all of them mean."""
     experts = ExpertsConfig(
-        num_experts=fields.integer("expert_count"),
+        num_experts=fields.num_experts("expert_count"),
         num_chosen=fields.integer("expert_used_count"),
         intermediate_size=inner,
         renormalise=True,

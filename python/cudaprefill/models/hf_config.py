@@ -97,7 +97,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _family(fields: Fields) -> Family:
-    model_type, architectures = fields.get("model_type"), fields.get("architectures", [])
+    model_type, architectures = fields.optional_text("model_type"), fields.optional_texts("architectures") or []
     if model_type in NOT_COMPUTED:
         raise UnsupportedModelError(
             f"config.json: model_type = {model_type!r} is not supported: {NOT_COMPUTED[model_type]}"
@@ -106,12 +106,15 @@ def _family(fields: Fields) -> Family:
     by_architecture = {family.architecture: family for family in FAMILIES.values()}
     if len(architectures) > 1 or any(name not in by_architecture for name in architectures):
         raise fields.unsupported("architectures", architectures, *by_architecture)
-    if not architectures and model_type is None:
+    if architectures:
+        family = by_architecture[architectures[0]]
+    elif model_type is not None:
+        family = FAMILIES[model_type]
+    else:
         raise UnsupportedModelError("config.json: architectures and model_type are missing")
-    family = by_architecture[architectures[0]] if architectures else FAMILIES[model_type]
     if model_type not in (None, family.model_type):
         raise UnsupportedModelError(f"config.json: model_type {model_type!r} contradicts architectures {architectures}")
-    code = fields.get("auto_map", {}).get("AutoModelForCausalLM")
+    code = fields.mapping("auto_map").get("AutoModelForCausalLM")
     if code is not None and str(code).split(".")[-1] != family.architecture:  # else it is what transformers has as well
         raise UnsupportedModelError(f"config.json: auto_map asks for the model's own code {code!r}, which is never run")
     return family

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cudaprefill.models.errors import UnsupportedModelError
 from cudaprefill.models.fields import Fields
 from cudaprefill.models.rope import RopeConfig, longrope_attention_factor, yarn_attention_factor
+from cudaprefill.sampling_params import show
 
 _ORIGINAL = "original_max_position_embeddings"
 _KEYS: dict[str, set[str]] = {
@@ -29,16 +31,13 @@ def read_rope(
 ) -> RopeConfig:
     """The one rotary embedding of a model. `types` are those that its family knows; `theta` as in `parse_rope`."""
     key = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-    if not isinstance(fields.get(key, {}), dict):
-        raise fields.unsupported(key, fields.get(key))
-    values = fields.get(key, {})
-    return parse_rope(fields, key, values, head_size, types, theta=theta, rotates_partly=rotates_partly)
+    return parse_rope(fields, key, fields.mapping(key), head_size, types, theta=theta, rotates_partly=rotates_partly)
 
 
 def parse_rope(
     fields: Fields,
     key: str,
-    values: dict[str, Any],
+    values: Mapping[str, Any],
     head_size: int,
     types: tuple[str, ...],
     *,
@@ -47,13 +46,14 @@ def parse_rope(
 ) -> RopeConfig:
     """`values` are what config.json has under `key`; `theta` counts where neither it nor `rope_theta` is there."""
     rope = Fields(values, f"config.json: {key}")
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = rope.optional_text("rope_type") or rope.optional_text("type") or "default"
     rope_type = {"su": "longrope"}.get(rope_type, rope_type)  # Phi-3's first name for it
     if rope_type not in types:
         raise rope.unsupported("rope_type", rope_type, *types)
     for name in set(rope.values) - _KEYS[rope_type] - _KEYS_OF_ALL:
-        if rope.get(name) is not None:
-            raise UnsupportedModelError(f"{rope.where}: {name} = {rope.get(name)!r} is unknown for type {rope_type!r}")
+        value = rope.get(name)
+        if value is not None:
+            raise UnsupportedModelError(f"{rope.where}: {name} = {show(value)} is unknown for type {rope_type!r}")
 
     theta = rope.number("rope_theta", fields.number("rope_theta", theta))
     rotary_dim = _rotary_dim(fields, rope, head_size, rotates_partly)
@@ -76,7 +76,7 @@ def parse_rope(
         )
     if rope_type == "yarn":
         factor = rope.number("factor", max_position / original)
-        inferred = yarn_attention_factor(factor, rope.get("mscale"), rope.get("mscale_all_dim"))
+        inferred = yarn_attention_factor(factor, _mscale(rope, "mscale"), _mscale(rope, "mscale_all_dim"))
         return RopeConfig(
             rope_type=rope_type,
             theta=theta,
@@ -89,6 +89,8 @@ def parse_rope(
             truncate=rope.flag("truncate", True),
         )
     if rope_type == "longrope":
+        if original < 2:  # its logarithm is a divisor
+            raise UnsupportedModelError(f"{rope.where}: {_ORIGINAL} must be at least 2, got {original}")
         factor = rope.number("factor", max_position / original)
         num_pairs = (rotary_dim or head_size) // 2
         return RopeConfig(
@@ -101,6 +103,11 @@ def parse_rope(
             long_factors=_factors(rope, "long_factor", num_pairs),
         )
     return RopeConfig(rope_type=rope_type, theta=theta, rotary_dim=rotary_dim)
+
+
+def _mscale(rope: Fields, key: str) -> float | None:
+    """0 is as none."""
+    return rope.number(key) if rope.get(key) else None
 
 
 def _rotary_dim(fields: Fields, rope: Fields, head_size: int, rotates_partly: bool) -> int:
@@ -121,6 +128,6 @@ def _rotary_dim(fields: Fields, rope: Fields, head_size: int, rotates_partly: bo
 def _factors(rope: Fields, key: str, count: int) -> tuple[float, ...]:
     values = rope.get(key)
     if not isinstance(values, list) or len(values) != count:
-        given = f"{len(values)} of them" if isinstance(values, list) else repr(values)
+        given = f"{len(values)} of them" if isinstance(values, list) else show(values)
         raise UnsupportedModelError(f"{rope.where}: {key} must list {count} numbers, one for each pair, got {given}")
     return tuple(Fields({key: value}, rope.where).number(key) for value in values)

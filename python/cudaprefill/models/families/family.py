@@ -99,14 +99,14 @@ def read_windows(
 
 
 def read_layer_types(fields: Fields) -> list[str] | None:
-    num_layers, layer_types = fields.num_layers("num_hidden_layers"), fields.get("layer_types")
+    num_layers, layer_types = fields.num_layers("num_hidden_layers"), fields.optional_texts("layer_types")
     if layer_types is not None and (
         len(layer_types) != num_layers or set(layer_types) - {"full_attention", "sliding_attention"}
     ):
         raise fields.unsupported(
             "layer_types", layer_types, f"'full_attention' or 'sliding_attention' for each of {num_layers} layers"
         )
-    return layer_types  # type: ignore[no-any-return]
+    return layer_types
 
 
 def visible(window: int | None, fields: Fields, rope: RopeConfig) -> int | None:

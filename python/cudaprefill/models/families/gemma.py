@@ -40,14 +40,14 @@ def _parse_gemma3(fields: Fields) -> ModelConfig:
     """The one stretched, if any, is the embedding of the layers that see all keys."""
     head_size = read_head_size(fields)
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    values = fields.get(key, {})
-    kinds = {"full_attention": values, "sliding_attention": {}} if key == "rope_scaling" else values
-    if not isinstance(kinds, dict) or set(kinds) - {"full_attention", "sliding_attention"}:
+    values = fields.mapping(key)
+    if key == "rope_parameters" and set(values) - {"full_attention", "sliding_attention"}:
         raise fields.unsupported(key, values, "one object each for 'full_attention' and 'sliding_attention'")
-    of_all = parse_rope(fields, key, kinds.get("full_attention") or {}, head_size, ROPE_TYPES, theta=1_000_000.0)
+    kinds = Fields({"full_attention": values} if key == "rope_scaling" else values, f"{fields.where}: {key}")
+    of_all = parse_rope(fields, key, kinds.mapping("full_attention"), head_size, ROPE_TYPES, theta=1_000_000.0)
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
     local = Fields({**fields.values, "rope_theta": local_theta}, fields.where)
-    of_near = parse_rope(local, key, kinds.get("sliding_attention") or {}, head_size, ROPE_TYPES)
+    of_near = parse_rope(local, key, kinds.mapping("sliding_attention"), head_size, ROPE_TYPES)
 
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
 

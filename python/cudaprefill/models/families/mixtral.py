@@ -20,7 +20,7 @@ NAMES = CheckpointNames(
 def _parse(fields: Fields) -> ModelConfig:
     head_size = read_head_size(fields)
     experts = ExpertsConfig(
-        num_experts=fields.integer("num_local_experts", fields.integer("num_experts", 8)),
+        num_experts=fields.num_experts("num_local_experts", fields.num_experts("num_experts", 8)),
         num_chosen=fields.integer("num_experts_per_tok", 2),
         intermediate_size=fields.integer("intermediate_size"),
         renormalise=True,

@@ -7,6 +7,7 @@ from cudaprefill.models.errors import UnsupportedModelError
 from cudaprefill.models.families.family import ROPE_TYPES, Family, model_config, read_head_size, read_windows
 from cudaprefill.models.fields import Fields
 from cudaprefill.models.hf_rope import read_rope
+from cudaprefill.sampling_params import show
 
 
 def _parse_qwen2(fields: Fields) -> ModelConfig:
@@ -37,14 +38,14 @@ def _parse_qwen3_moe(fields: Fields) -> ModelConfig:
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
     windows = read_windows(fields, rope, window, lambda number: True)
     experts = ExpertsConfig(
-        num_experts=fields.integer("num_experts", fields.integer("num_local_experts", 128)),
+        num_experts=fields.num_experts("num_experts", fields.num_experts("num_local_experts", 128)),
         num_chosen=fields.integer("num_experts_per_tok"),
         intermediate_size=fields.integer("moe_intermediate_size"),
         renormalise=fields.flag("norm_topk_prob"),
     )
     dense, step = fields.get("mlp_only_layers", []), fields.integer("decoder_sparse_step")
     if not isinstance(dense, list):
-        raise UnsupportedModelError(f"config.json: mlp_only_layers must be a list of layer numbers, got {dense!r}")
+        raise UnsupportedModelError(f"config.json: mlp_only_layers must be a list of layer numbers, got {show(dense)}")
     layers = tuple(
         LayerConfig(rope=rope, window=of, experts=None if number in dense or (number + 1) % step else experts)
         for number, of in enumerate(windows)
