@@ -148,6 +148,13 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, name: str, make: Callable
         load(tmp_path)
 
 
+def test_a_file_larger_than_any_adapter_of_the_model_is_not_read(tmp_path: Path) -> None:
+    write_prompt_adapter(tmp_path)
+    os.truncate(tmp_path / "adapter_model.safetensors", 2**40)
+    with pytest.raises(AdapterError, match=r"has 1099511627776 bytes, but no adapter of this model has more than \d+"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 100_000])
 def test_a_configuration_that_is_nested_too_deeply(tmp_path: Path, content: str) -> None:
     write_prompt_adapter(tmp_path)

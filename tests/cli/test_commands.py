@@ -64,7 +64,7 @@ def test_adapters_that_cannot_be_had_are_named() -> None:
     for flags, reason in (
         (["--adapter", "x"], "--adapter must be NAME=DIR, got 'x'"),
         (["--adapter", "x=a", "--adapter", "x=b"], "--adapter x is given twice: a and b"),
-        (["--adapter", "x=/nowhere"], "/nowhere is not a folder"),
+        (["--adapter", "x=/nowhere"], "adapter 'x': /nowhere is not a folder"),
     ):
         done = run("generate", *flags, *SMALL, "x")
         assert done.returncode == 1

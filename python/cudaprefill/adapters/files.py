@@ -22,6 +22,7 @@ from cudaprefill.models.regular_file import check_regular_file
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_HEADER = 100_000_000 + 8  # bytes that safetensors allows
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -35,16 +36,20 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise AdapterError(str(error)) from None
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path, most_bytes: int) -> dict[str, Tensor]:
     """All tensors of adapter_model.safetensors by their names, as they are stored, in memory of their own.
 
-    Raises AdapterError where the file is missing, damaged or cut off, or where a tensor is of a type other than
-    float32, bfloat16 and float16 or holds a value that is not finite.
+    Raises AdapterError where the file is missing, damaged, cut off or longer than `most_bytes` and the most that its
+    header may have, or where a tensor is of a type other than float32, bfloat16 and float16 or holds a value that is
+    not finite.
     """
     path = folder / TENSORS
     tensors: dict[str, Tensor] = {}
     try:
         check_regular_file(path)
+        size, most = path.stat().st_size, most_bytes + _MAX_HEADER
+        if size > most:  # before there is an attempt to have it in memory
+            raise AdapterError(f"{path} has {size} bytes, but no adapter of this model has more than {most}")
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
                 # The file may change later, and what was hashed must be what is used.

@@ -99,6 +99,11 @@ def _dtype(target: AdapterTarget) -> torch.dtype | None:
     return torch.bfloat16 if target.int8 else None
 
 
+def most_lora_numbers(model: ModelConfig) -> int:
+    """Of the matrices of an adapter of the highest rank for all layers."""
+    return ops.MAX_LORA_RANK * sum(module.num_inputs + module.num_outputs for module in _modules(model).values())
+
+
 def _refuse_what_is_not_served(fields: AdapterFields) -> None:
     fields.only("use_dora", False)
     fields.only("bias", "none")

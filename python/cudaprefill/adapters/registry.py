@@ -13,7 +13,7 @@ from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError, UnknownAdapterError
 from cudaprefill.adapters.files import read_config, read_tensors
-from cudaprefill.adapters.lora import load_lora_adapter
+from cudaprefill.adapters.lora import load_lora_adapter, most_lora_numbers
 from cudaprefill.adapters.prefix import load_prefix_adapter
 from cudaprefill.adapters.prompt import load_prompt_adapter
 from cudaprefill.sampling_params import show
@@ -81,7 +81,7 @@ class AdapterRegistry:
             raise AdapterError(
                 f"adapters of the type {show(fields.peft_type)} are not served, only {', '.join(LOADERS)}"
             )
-        adapter = loader(name, path, fields, read_tensors(path), self.target)
+        adapter = loader(name, path, fields, read_tensors(path, _most_bytes(self.target)), self.target)
         with self._lock:
             self._refuse_taken(name)
             self._adapters[name] = adapter
@@ -100,3 +100,10 @@ class AdapterRegistry:
     def _refuse_taken(self, name: str) -> None:
         if name in self._adapters:
             raise AdapterError(f"an adapter {name!r} is loaded already, from {self._adapters[name].folder}")
+
+
+def _most_bytes(target: AdapterTarget) -> int:
+    """What the tensors of the largest adapter of any kind take in float32."""
+    model = target.model
+    of_position = max(model.hidden_size, model.num_layers * 2 * model.num_kv_heads * model.head_size)
+    return 4 * max(target.max_model_len * of_position, most_lora_numbers(model))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 
 import cudaprefill
 from cudaprefill import ops
-from cudaprefill.adapters import AdapterRegistry, AdapterTarget
+from cudaprefill.adapters import AdapterError, AdapterRegistry, AdapterTarget
 from cudaprefill.adapters.files import read_config
 from cudaprefill.config import EngineConfig, check_itl_target, format_bytes
 from cudaprefill.engine.cuda_graphs import CudaGraphs, DecodeGraphRunner
@@ -129,8 +130,9 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         itl_target_ms=DEFAULT_ITL_TARGET[device.type] if target is None else check_itl_target(target),
         token_budget_limit=None if device.type == "cpu" else budget,
     )
-    for folder in config.adapters.values():
-        read_config(Path(folder))  # the rest is checked when the model is there
+    for name, folder in config.adapters.items():
+        with _naming_adapter(name):
+            read_config(Path(folder))  # the rest is checked when the model is there
     threads = config.threads or len(os.sched_getaffinity(0))
     ops.set_num_threads(threads)
     torch.set_num_threads(threads)
@@ -151,7 +153,8 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         )
     )
     for name, folder in config.adapters.items():
-        adapters.load(name, folder)
+        with _naming_adapter(name):
+            adapters.load(name, folder)
     shape = (model_config.num_kv_heads, config.block_size, model_config.head_size)
     block_bytes = KVCache.block_bytes(model_config.num_layers, *shape, kv_dtype)
     if device.type == "cpu":
@@ -202,6 +205,15 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         trace=None if config.trace is None else _open_trace(config, engine, info),
         spans=spans,
     )
+
+
+@contextlib.contextmanager
+def _naming_adapter(name: str) -> Iterator[None]:
+    """Begins an AdapterError with the adapter's name: there may be many."""
+    try:
+        yield
+    except AdapterError as error:
+        raise AdapterError(f"adapter {name!r}: {error}") from None
 
 
 def _open_trace(config: EngineConfig, engine: Engine, info: EngineInfo) -> TraceWriter:

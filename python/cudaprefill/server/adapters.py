@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from cudaprefill.adapters import UnknownAdapterError
 from cudaprefill.adapters.files import CONFIG, TENSORS
 from cudaprefill.server.endpoint import Call, json_endpoint
 from cudaprefill.server.errors import ApiError
@@ -43,7 +44,10 @@ async def load_adapter(call: Call[LoadAdapter]) -> Response:
 async def unload_adapter(call: Call[UnloadAdapter]) -> Response:
     """Unloads an adapter: new requests are refused at once, and the answer comes when the running ones have ended."""
     _folder(call.state)
-    await call.state.engine.unload_adapter(call.fields.lora_name)
+    try:
+        await call.state.engine.unload_adapter(call.fields.lora_name)
+    except UnknownAdapterError as error:
+        raise ApiError(404, str(error), param="lora_name", code="model_not_found") from None
     return PlainTextResponse(f"Success: adapter {call.fields.lora_name!r} was unloaded.")
 
 

@@ -31,6 +31,11 @@ def require_model(state: ServerState, name: str | None) -> AskedModel:
     raise ApiError(404, f"the model {name!r} does not exist here", param="model", code="model_not_found")
 
 
+def num_virtual_tokens(state: ServerState, asked: AskedModel) -> int:
+    """In front of each prompt. Raises UnknownAdapterError."""
+    return 0 if asked.adapter is None else state.engine.adapters.get(asked.adapter).virtual_tokens.num_tokens
+
+
 def _describe(state: ServerState, name: str) -> dict[str, object]:
     return {
         "id": name,

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from cudaprefill.async_engine import AsyncEngine
 from cudaprefill.server.endpoint import Call, Fields, json_endpoint
-from cudaprefill.server.model_list import require_model
+from cudaprefill.server.model_list import num_virtual_tokens, require_model
 
 
 class TokenizeRequest(BaseModel):
@@ -39,13 +39,14 @@ class DetokenizeRequest(BaseModel):
 
 async def tokenize(call: Call[TokenizeRequest]) -> Response:
     """The token ids of a prompt, or of messages through the chat template."""
-    require_model(call.state, call.fields.model)
+    asked = require_model(call.state, call.fields.model)
     if (call.fields.prompt is None) == (call.fields.messages is None):
         raise ValueError("prompt or messages must be given, one of the two")
-    return await _off_the_loop(call, _tokens)
+    room = call.state.engine.info.max_model_len - num_virtual_tokens(call.state, asked)
+    return await _off_the_loop(call, lambda engine, fields: _tokens(engine, fields, room))
 
 
-def _tokens(engine: AsyncEngine, fields: TokenizeRequest) -> bytes:
+def _tokens(engine: AsyncEngine, fields: TokenizeRequest, max_model_len: int) -> bytes:
     tokenizer = engine.tokenizer
     if fields.prompt is not None:
         tokens = tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens)
@@ -59,7 +60,7 @@ def _tokens(engine: AsyncEngine, fields: TokenizeRequest) -> bytes:
     return json.dumps(
         {
             "count": len(tokens),
-            "max_model_len": engine.info.max_model_len,
+            "max_model_len": max_model_len,
             "tokens": tokens,
             "token_strs": strings,
         }
