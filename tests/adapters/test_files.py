@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from cudaprefill.adapters import AdapterError, AdapterRegistry, AdapterTarget
@@ -146,6 +148,22 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, name: str, make: Callable
     make(tmp_path / name)
     with pytest.raises(AdapterError, match=rf"{name} is not a file"):
         load(tmp_path)
+
+
+HALF = dataclasses.replace(TARGET, activation_dtype=torch.float16, kv_dtype=torch.float16)
+
+
+@pytest.mark.parametrize("size", [96, 512])
+def test_values_that_the_dtype_of_the_engine_does_not_hold(tmp_path: Path, size: int) -> None:
+    """In float16 they would be infinite, and everything behind them NaN."""
+    write = write_prompt_adapter if size == MODEL.hidden_size else write_prefix_adapter
+    write(tmp_path)
+    save_file({"prompt_embeddings": torch.full((20, size), 7e4)}, tmp_path / "adapter_model.safetensors")
+    load(tmp_path)
+    with pytest.raises(
+        AdapterError, match=r"holds 7e\+04, but is computed with in torch\.float16, .* ends at 6\.55e\+04"
+    ):
+        load(tmp_path, HALF)
 
 
 def test_a_file_larger_than_any_adapter_of_the_model_is_not_read(tmp_path: Path) -> None:

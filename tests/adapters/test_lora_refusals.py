@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -203,6 +204,16 @@ def test_what_peft_saves_of_what_is_not_served(
     base = save_tiny_model(tmp_path, "llama")
     save_adapter(tmp_path / "bad", base, config)
     refuse(registry, tmp_path / "bad", re.escape(message))
+
+
+def test_values_that_bfloat16_does_not_hold(registry: AdapterRegistry, folder: Path, tmp_path: Path) -> None:
+    """Beside products in 8 bits matrices are rounded to it."""
+    change = put(f"{Q}.lora_A.weight", torch.full((4, 96), torch.finfo(torch.float32).max))
+    large = changed(folder / "good", tmp_path / "large", tensors=change)
+    registry.load("large", large)
+    assert registry.target is not None
+    rounding = AdapterRegistry(dataclasses.replace(registry.target, int8=True))
+    refuse(rounding, large, r"lora_A' holds 3.4e\+38, but is computed with in torch.bfloat16, which ends at 3.39e\+38")
 
 
 def test_an_adapter_of_a_larger_model(registry: AdapterRegistry, tmp_path: Path) -> None:

@@ -72,6 +72,18 @@ def read_tensors(folder: Path, most_bytes: int) -> dict[str, Tensor]:
     return tensors
 
 
+def in_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor, which is finite, rounded to `dtype`. Raises AdapterError where it is no longer finite there."""
+    rounded = tensor.to(dtype)
+    if not rounded.isfinite().all():
+        largest = tensor.abs().max().item()
+        raise AdapterError(
+            f"{TENSORS}: tensor {name!r} holds {largest:.3g}, but is computed with in {dtype}, which ends at "
+            f"{torch.finfo(dtype).max:.3g}"
+        )
+    return rounded
+
+
 def content_hash(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     """32 bytes that stand for the whole adapter: `config` is what of its configuration changes a result."""
     digest = hashlib.sha256()

@@ -19,7 +19,7 @@ from cudaprefill import ops
 from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError
-from cudaprefill.adapters.files import CONFIG, TENSORS, content_hash
+from cudaprefill.adapters.files import CONFIG, TENSORS, content_hash, in_dtype
 from cudaprefill.adapters.lora_weights import NUM_PARTS, LoraPair, lora_weights
 from cudaprefill.adapters.patterns import ANY_PARENT, matches
 from cudaprefill.models.config import ModelConfig
@@ -68,6 +68,7 @@ def load_lora_adapter(
     missing = [module for module in targeted if len(sides.get(module, ())) < 2]
     if missing:
         raise AdapterError(f"{TENSORS} lacks lora_A or lora_B of {len(missing)} target modules, such as {missing[0]!r}")
+    dtype = _dtype(target)
     pairs = []
     scales = {}
     for path, of_module in sides.items():
@@ -77,6 +78,8 @@ def load_lora_adapter(
         module = modules[path]
         _check_shape(path, "A", of_module["A"], (rank, module.num_inputs), fields)
         _check_shape(path, "B", of_module["B"], (module.num_outputs, rank), fields)
+        if dtype is not None:
+            of_module = {side: in_dtype(f"{path}.lora_{side}", of_module[side], dtype) for side in "AB"}
         pair = LoraPair(module.layer, module.matrix, module.first_output, of_module["A"], of_module["B"], scales[path])
         pairs.append(pair)
     return Adapter(
@@ -84,7 +87,7 @@ def load_lora_adapter(
         folder,
         "LoRA",
         content_hash({"peft_type": "LORA", "scales": scales}, tensors),
-        lora=lora_weights(pairs, target.model.num_layers, target.device, _dtype(target)),
+        lora=lora_weights(pairs, target.model.num_layers, target.device),
     )
 
 

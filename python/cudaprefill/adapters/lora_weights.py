@@ -44,16 +44,14 @@ class LoraWeights:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def lora_weights(
-    pairs: list[LoraPair], num_layers: int, device: torch.device, dtype: torch.dtype | None
-) -> LoraWeights:
-    """Copies all pairs, converted to `dtype` if that is not None."""
+def lora_weights(pairs: list[LoraPair], num_layers: int, device: torch.device) -> LoraWeights:
+    """Copies all pairs. A and B of each get the dtype that holds both."""
     order = list(NUM_PARTS)  # that of their use, so that each is read behind the one before
     pairs = sorted(pairs, key=lambda pair: (pair.layer, order.index(pair.matrix), pair.first_output))
     stored: list[Tensor] = []
     for pair in pairs:
-        of_pair = dtype or torch.promote_types(pair.a.dtype, pair.b.dtype)
-        stored += (pair.a.to(of_pair), ops.lora_tiles(pair.b.to(of_pair)))
+        dtype = torch.promote_types(pair.a.dtype, pair.b.dtype)
+        stored += (pair.a.to(dtype), ops.lora_tiles(pair.b.to(dtype)))
     if device.type == "cpu":
         pages = HugePages(sum(HugePages.size_of(tensor.shape, tensor.dtype) for tensor in stored))
         tensors = [pages.empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in stored]

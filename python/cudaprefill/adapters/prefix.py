@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
-from cudaprefill.adapters.files import content_hash
-from cudaprefill.adapters.prompt import num_virtual_tokens, the_tensor
+from cudaprefill.adapters.files import content_hash, in_dtype
+from cudaprefill.adapters.prompt import EMBEDDINGS, num_virtual_tokens, the_tensor
 from cudaprefill.adapters.virtual_tokens import VirtualTokens
 
 _KNOWN = {
@@ -43,11 +43,13 @@ def load_prefix_adapter(
     of_token = (model.num_layers, 2, model.num_kv_heads, model.head_size)
     num_tokens = num_virtual_tokens(fields, target)
     stored = the_tensor(tensors, (num_tokens, math.prod(of_token)))
-    keys_values = stored.view(num_tokens, *of_token).permute(1, 2, 0, 3, 4)  # [L, 2, G, Hkv, D]
+    keys_values = (
+        in_dtype(EMBEDDINGS, stored, target.kv_dtype).view(num_tokens, *of_token).permute(1, 2, 0, 3, 4)
+    )  # [L, 2, G, Hkv, D]
     return Adapter(
         name,
         folder,
         "prefix tuning",
         content_hash({"peft_type": fields.peft_type}, tensors),
-        VirtualTokens(keys_values=keys_values.to(target.device, target.kv_dtype).contiguous()),
+        VirtualTokens(keys_values=keys_values.to(target.device).contiguous()),
     )

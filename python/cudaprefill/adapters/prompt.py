@@ -13,7 +13,7 @@ from torch import Tensor
 from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError
-from cudaprefill.adapters.files import TENSORS, content_hash
+from cudaprefill.adapters.files import TENSORS, content_hash, in_dtype
 from cudaprefill.adapters.virtual_tokens import VirtualTokens
 from cudaprefill.sampling_params import show
 
@@ -53,7 +53,7 @@ def load_prompt_adapter(
         folder,
         _KINDS[fields.peft_type],
         content_hash({"peft_type": fields.peft_type}, tensors),
-        VirtualTokens(embeddings=embeddings.to(target.device, target.activation_dtype)),
+        VirtualTokens(embeddings=in_dtype(EMBEDDINGS, embeddings, target.activation_dtype).to(target.device)),
     )
 
 
