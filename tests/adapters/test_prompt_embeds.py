@@ -36,6 +36,10 @@ def process(prompt: Any, request_id: str = "1") -> Request:
         ({"prompt_embeds": ROWS, "prompt": "A", "prompt_token_ids": [1]}, "a prompt dict has"),
         ({"prompt_embeds": ROWS, "text": "A"}, "a prompt dict has"),
         ({"prompt_embeds": ROWS, "prompt_token_ids": [VOCAB_SIZE]}, "prompt token 0 is 50"),
+        ({"prompt_embeds": ROWS.to_sparse()}, "must be a dense tensor that has values, got a torch.sparse_coo one"),
+        ({"prompt_embeds": ROWS.to("meta")}, "must be a dense tensor that has values, got a meta one"),
+        ({"prompt_embeds": torch.nested.nested_tensor([ROWS])}, "must be a dense tensor .* got a nested one"),
+        ({"prompt_embeds": ROWS[:1].expand(2**40, -1)}, "behind 1099511627776 virtual ones and leaves no room"),
         ({"prompt_embeds": ROWS.repeat(20, 1)}, "the prompt has 0 tokens behind 800 virtual ones and leaves no room"),
     ],
 )

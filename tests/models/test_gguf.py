@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -433,3 +434,9 @@ def test_other_files_are_told_apart(tmp_path: Path, content: bytes, message: str
     path.write_bytes(content)
     with pytest.raises(WeightsError, match=message):
         load_model(path)
+
+
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(WeightsError, match=r"model\.gguf is not a file"):
+        read_model_config(tmp_path / "model.gguf")

@@ -42,10 +42,8 @@ def load_prefix_adapter(
     fields.fits("token_dim", model.num_kv_heads * model.head_size, "the size of all KV heads")
     of_token = (model.num_layers, 2, model.num_kv_heads, model.head_size)
     num_tokens = num_virtual_tokens(fields, target)
-    stored = the_tensor(tensors, (num_tokens, math.prod(of_token)))
-    keys_values = (
-        in_dtype(EMBEDDINGS, stored, target.kv_dtype).view(num_tokens, *of_token).permute(1, 2, 0, 3, 4)
-    )  # [L, 2, G, Hkv, D]
+    stored = in_dtype(EMBEDDINGS, the_tensor(tensors, (num_tokens, math.prod(of_token))), target.kv_dtype)
+    keys_values = stored.view(num_tokens, *of_token).permute(1, 2, 0, 3, 4)  # [L, 2, G, Hkv, D]
     return Adapter(
         name,
         folder,

@@ -114,9 +114,13 @@ class InputProcessor:
         if not isinstance(embeddings, Tensor) or not embeddings.dtype.is_floating_point:
             kind = embeddings.dtype if isinstance(embeddings, Tensor) else type(embeddings).__name__
             raise ValueError(f"prompt_embeds must be a tensor of floating-point numbers, got {kind}")
+        if embeddings.layout is not torch.strided or embeddings.is_meta or embeddings.is_nested:
+            form = "meta" if embeddings.is_meta else "nested" if embeddings.is_nested else embeddings.layout
+            raise ValueError(f"prompt_embeds must be a dense tensor that has values, got a {form} one")
         if embeddings.ndim != 2 or embeddings.shape[0] < 1 or embeddings.shape[1] != hidden_size:
             shape = tuple(embeddings.shape)
             raise ValueError(f"prompt_embeds must have the shape [tokens, {hidden_size}], got {shape}")
+        self.limits.refuse_impossible(0, 1, embeddings.shape[0])  # before that much is copied
         own = embeddings.detach().to("cpu", target.activation_dtype, copy=True)
         if not own.isfinite().all():
             raise ValueError("prompt_embeds holds values that are not finite")

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cudaprefill.models.errors import WeightsError
+from cudaprefill.models.regular_file import check_regular_file
 
 _SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("u1"),
@@ -70,6 +71,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check_regular_file(path)
         with path.open("rb") as file:
             self._num_bytes = os.fstat(file.fileno()).st_size
             if self._num_bytes == 0:
