@@ -74,6 +74,7 @@ def refuse(registry: AdapterRegistry, folder: Path, message: str) -> None:
         ("target_modules", [*SEVEN, "embed_tokens"], "target_modules names 'embed_tokens'"),
         ("target_modules", "(", "target_modules is no regular expression that is served: unclosed group"),
         ("target_modules", "q_proj)|(k_proj", "target_modules is no regular expression that is served: unopened group"),
+        ("target_modules", "(?:a{1,1000}){1,1000}", "that is served: Compiled regex exceeds size limit"),
         ("target_modules", r"(?!.*visual).*q_proj", "target_modules is no regular .* look-around"),
         ("target_modules", "nothing", "target_modules = 'nothing' names no linear layer of the model"),
         ("target_modules", SEVEN[1:], "has tensors of 'model.layers.0.self_attn.q_proj', which .* does not name"),

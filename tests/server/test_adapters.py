@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -355,3 +356,46 @@ def test_an_unload_whose_client_goes_leaves_the_engine_alive(server: AdapterServ
     asking.close()
     server.wait_until(lambda: adapter.num_uses == 0, "the request to end")
     complete(third, MODEL)
+
+
+def test_names_come_and_go_under_load(tmp_path: Path) -> None:
+    """Loads, unloads, requests and clients that go, at once in a small pool: answers are right and no use is left."""
+    server = AdapterServer(config={"allow_runtime_adapters": str(tmp_path)}, num_blocks=14)
+    server.folder = tmp_path
+    wrong: list[object] = []
+
+    def one_client(seed: int) -> None:
+        choose = random.Random(seed)
+        with server.client() as client:
+            for _ in range(40):
+                what, name = choose.random(), choose.choice(["first", "second", "third"])
+                prompt = [choose.choice([1, 2]) for _ in range(choose.choice([1, 17, 40]))]
+                if what < 0.2:
+                    if post(client, "load", lora_name=name, lora_path=name).status_code not in (200, 400):
+                        wrong.append(("load", name))
+                elif what < 0.3:
+                    if post(client, "unload", lora_name=name).status_code not in (200, 404):
+                        wrong.append(("unload", name))
+                elif what < 0.4:
+                    server.post_raw("/v1/unload_lora_adapter", {"lora_name": name}).close()
+                elif what < 0.5:
+                    server.post_raw("/v1/completions", {"model": name, "prompt": prompt, "stream": True}).close()
+                else:
+                    asked = {"model": name, "prompt": prompt, **GREEDY, "n": choose.choice([1, 2])}
+                    response = client.post("/v1/completions", json=asked)
+                    if response.status_code == 404:
+                        continue
+                    texts = {choice["text"] for choice in response.json()["choices"]}
+                    if texts != {text_of(expected(VIRTUAL + prompt)[:5])}:
+                        wrong.append((asked, response.text))
+
+    with server:
+        clients = [threading.Thread(target=one_client, args=(seed,)) for seed in range(5)]
+        for each in clients:
+            each.start()
+        for each in clients:
+            each.join()
+        assert wrong == []
+        server.wait_until_idle()
+        server.in_engine(lambda engine: engine.check())
+        assert [adapter.num_uses for adapter in server.state.engine.adapters if adapter.num_uses] == []

@@ -7,6 +7,7 @@ that look-around and references back are refused.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
@@ -25,7 +26,7 @@ def matches(key: str, pattern: str, name: str, *, before: str = "", after: str =
     try:
         return _compiled(pattern, before, after).isinstance_python(name)
     except SchemaError as error:
-        reason = str(error).strip().rpartition("error: ")[2]
+        reason = re.split("[Ee]rror: ", str(error).strip())[-1]
         raise AdapterError(f"{CONFIG}: {key} is no regular expression that is served: {reason}") from None
 
 
