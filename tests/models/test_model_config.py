@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma3TextConfig
 
 from cudaprefill.models import ModelConfig, UnsupportedModelError, WeightsError, read_model_config
 from cudaprefill.models.config import ExpertsConfig, LayerConfig
@@ -298,6 +299,18 @@ def test_any_value_of_any_key_is_read_or_refused(base: dict[str, Any]) -> None:
         for value in _STRANGE:
             with contextlib.suppress(UnsupportedModelError):
                 expected_tensors(parse_hf_config({**base, key: value}))
+
+
+def test_gemma3_scales_rope_parameters_by_rope_scaling() -> None:
+    """Where there are both, as in transformers."""
+    parameters = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    config = {**GEMMA3, "num_hidden_layers": 6, "rope_parameters": parameters, "rope_scaling": scaling}
+    layers = parse_hf_config(config).layers
+    assert layers[0].rope == RopeConfig(rope_type="default", theta=2e4)
+    assert layers[5].rope == RopeConfig(rope_type="linear", theta=5e5, factor=8.0)
+    reference = Gemma3TextConfig(**config).rope_parameters
+    assert reference["full_attention"] == {"rope_theta": 5e5, **scaling}
 
 
 def test_a_longrope_of_a_single_position() -> None:

@@ -37,14 +37,15 @@ def _parse_gemma2(fields: Fields) -> ModelConfig:
 
 
 def _parse_gemma3(fields: Fields) -> ModelConfig:
-    """The one stretched, if any, is the embedding of the layers that see all keys."""
+    """The one stretched, if any, is the embedding of the layers that see all keys: `rope_scaling` is of these alone."""
     head_size = read_head_size(fields)
     key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
-    values = fields.mapping(key)
-    if key == "rope_parameters" and set(values) - {"full_attention", "sliding_attention"}:
+    values, scaling = fields.mapping("rope_parameters"), fields.mapping("rope_scaling")
+    if set(values) - {"full_attention", "sliding_attention"}:
         raise fields.unsupported(key, values, "one object each for 'full_attention' and 'sliding_attention'")
-    kinds = Fields({"full_attention": values} if key == "rope_scaling" else values, f"{fields.where}: {key}")
-    of_all = parse_rope(fields, key, kinds.mapping("full_attention"), head_size, ROPE_TYPES, theta=1_000_000.0)
+    kinds = Fields(values, f"{fields.where}: {key}")
+    scaled = {**kinds.mapping("full_attention"), **scaling}
+    of_all = parse_rope(fields, key, scaled, head_size, ROPE_TYPES, theta=1_000_000.0)
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
     local = Fields({**fields.values, "rope_theta": local_theta}, fields.where)
     of_near = parse_rope(local, key, kinds.mapping("sliding_attention"), head_size, ROPE_TYPES)
