@@ -36,6 +36,7 @@ OP_PARTS = {
     "rope_write_kv": "rope and KV write",
     "decode_attention": "attention of decodes",
     "prefill_attention": "attention of chunks",
+    "mixed_attention": "attention of decodes and chunks",
     "silu_and_mul": "activate and multiply",
     "gelu_tanh_and_mul": "activate and multiply",
     "expert_mlp": "experts",
