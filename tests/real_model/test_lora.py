@@ -61,7 +61,8 @@ def test_logits_are_those_of_peft(
     """Alone, behind a cached prefix, and in chunks beside requests of the model alone."""
     folder, model = trained
     question, answer = token_ids
-    engine = RecordingEngine(load_model(default_model_path()), budget=16).load({"teapot": folder})
+    exact = load_model(default_model_path(), linear_math="float32")
+    engine = RecordingEngine(exact, budget=16).load({"teapot": folder})
     params = SamplingParams(temperature=0, max_tokens=len(answer), ignore_eos=True, detokenize=False)
     requests = [engine.ask("first", question, "teapot", params=params), engine.ask("base", question, params=params)]
     engine.run()

@@ -23,7 +23,7 @@ SIGNS = {
     "●•◐⬤": "*",
     "·": ".",
     "\N{MULTIPLICATION SIGN}✕✗": "x",
-    "✓": "v",
+    "✓▣": "v",
     "…": "~",
     "“”„": '"',
     "\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}": "'",
