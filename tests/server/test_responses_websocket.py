@@ -329,12 +329,13 @@ def test_a_model_that_is_not_served_is_not_found(socket: Socket) -> None:
 
 def test_a_full_queue_fails_the_response_with_its_code() -> None:
     with ChatServer(max_num_seqs=1, max_num_queued_reqs=1) as server, Socket(server) as socket:
-        server.runner.seconds = 0.002
+        server.runner.seconds = 0.01
         socket.create("runs", stream_id="a", **ENDLESS)
         socket.until("response.output_text.delta", stream_id="a")
-        for name in ("waits", "is refused"):
-            socket.create(name, stream_id=name.replace(" ", "."), **ENDLESS)
-        last = socket.until_end("is.refused")[-1]
+        socket.create("waits", stream_id="b", **ENDLESS)
+        server.wait_until(lambda: server.in_engine(lambda engine: engine.scheduler.num_waiting) == 1)
+        socket.create("is refused", stream_id="c", **ENDLESS)
+        last = socket.until_end("c")[-1]
         assert last["type"] == "response.failed"
         assert last["response"]["error"]["code"] == "queue_full"
 
