@@ -16,36 +16,21 @@ from hypothesis import strategies as st
 
 from cudaprefill import ops
 from tests.cuda import test_attention
-from tests.cuda.backends import OP_NAMES, backend_of_ops, emulation, ops_replaced_by, skipping_refusals
+from tests.cuda.hopper_device import hopper_device
 from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
 from tests.cuda.test_attention_properties import PROPERTY, REQUEST, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_prefill_attention
-from tests.ops.attention_reference import assert_as_exact_as_torch, paged_batch
+from tests.ops.attention_reference import assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)
 
 
-def half_by_default(*args, **options):
-    return paged_batch(*args, **{"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16, **options})
-
-
 @pytest.fixture(params=["tensor", "async"], autouse=True)
 def hopper(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """A device of compute capability 9.0; keys and values come by tensor copies or by cp.async."""
-    device = emulation()
-    device.set_compute_capability(90)
-    device.set_prefill_kernel(request.param)
-    device.set_num_multiprocessors(2)
-    device.reset_counters()
-    torch.manual_seed(0)
-    monkeypatch.setattr(test_prefill_attention, "paged_batch", half_by_default)
-    with backend_of_ops("emulated"), ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}):
+    """Keys and values come by tensor copies or by cp.async."""
+    with hopper_device(monkeypatch, test_prefill_attention, request.param) as device:
         yield device
-    device.set_compute_capability(80)
-    device.set_prefill_kernel("best")
-    device.set_num_multiprocessors(4)
-    device.set_seed(0)
 
 
 # What tests/ops asks of any backend, as far as it is about prefill, in bfloat16 where a test does not say.

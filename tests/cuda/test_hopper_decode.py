@@ -16,35 +16,20 @@ from hypothesis import strategies as st
 
 from cudaprefill import ops
 from tests.cuda import test_attention
-from tests.cuda.backends import OP_NAMES, backend_of_ops, emulation, ops_replaced_by, skipping_refusals
+from tests.cuda.hopper_device import hopper_device
 from tests.cuda.test_attention import HALF_TYPES, decode, half_batch
 from tests.cuda.test_attention_properties import PROPERTY, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_decode_attention
-from tests.ops.attention_reference import assert_as_exact_as_torch, paged_batch
+from tests.ops.attention_reference import assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)
 
 
-def half_by_default(*args, **options):
-    return paged_batch(*args, **{"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16, **options})
-
-
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """A device of compute capability 9.0."""
-    device = emulation()
-    device.set_compute_capability(90)
-    device.set_num_multiprocessors(2)
-    device.reset_counters()
-    torch.manual_seed(0)
-    monkeypatch.setattr(test_decode_attention, "paged_batch", half_by_default)
-    with backend_of_ops("emulated"), ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}):
+    with hopper_device(monkeypatch, test_decode_attention) as device:
         yield device
-    device.set_compute_capability(80)
-    device.set_decode_kernel("best")
-    device.set_num_multiprocessors(4)
-    device.set_seed(0)
 
 
 def decodes_of(lengths, dtype=torch.bfloat16, **options):
