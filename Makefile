@@ -88,7 +88,7 @@ $(VENV)/built: $(SOURCES) $(VENV)/installed
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation --no-deps -v -e . >&2
 	@touch $@
 
-$(VENV)/tests-built: $(VENV)/built $(VENV)/dev $(shell find tests -name '*.cc' -o -name '*.cu' -o -name mutants.py)
+$(VENV)/tests-built: $(VENV)/built $(VENV)/dev $(shell find tests -name '*.cc' -o -name '*.cu' -o -path 'tests/emu/mutants/*.py')
 	@echo "cudaprefill: building the C++ tests and the emulated CUDA kernels" >&2
 	@$(BIN)/cmake -S . -B build/cmake -DCUDAPREFILL_BUILD_TESTS=ON >&2
 	@$(BIN)/cmake --build build/cmake -j $(CORES) >&2

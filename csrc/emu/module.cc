@@ -1,5 +1,5 @@
 // The Python module of the emulation. The tests load it once with the kernels as they are, and once for every mutant of
-// them (tests/emu/mutants.py), each under a torch library of its own; its other functions set the device up.
+// them (tests/emu/mutants), each under a torch library of its own; its other functions set the device up.
 #include <pybind11/pybind11.h>
 
 #include "csrc/emu/backend.h"

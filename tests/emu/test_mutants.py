@@ -161,7 +161,7 @@ def test_the_kernels_pass_what_their_mutants_fail(emulated, case):
     CASES[case](emulated)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
 def test_a_mutant_fails(mutant: Mutant):
     emulation()  # skips where nothing is built
     built = list(Path(__file__).with_name("_mutants").joinpath(mutant.name).glob("_emulation.*"))

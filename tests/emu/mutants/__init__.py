@@ -1,0 +1,14 @@
+"""Kernels with one fault each, a file a family of kernels. test_mutants.py must see every one of them fail."""
+
+from . import attention, hopper_decode, hopper_prefill, lora
+from .mutant import Mutant
+
+FAMILIES = {
+    "attention": attention.MUTANTS,
+    "hopper_prefill": hopper_prefill.MUTANTS,
+    "hopper_decode": hopper_decode.MUTANTS,
+    "lora": lora.MUTANTS,
+}
+MUTANTS = {mutant.name: mutant for mutants in FAMILIES.values() for mutant in mutants}
+
+__all__ = ["FAMILIES", "MUTANTS", "Mutant"]

@@ -1,0 +1,156 @@
+"""Faults in the decode of Hopper devices: the ring of stages, the line of work, and the merge of its parts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from .mutant import Mutant
+
+mutant = partial(Mutant, folder="attention/hopper", instance="decode_sm90_BFloat16_128")
+
+MUTANTS = (
+    mutant(
+        "hopper_decode_wrong_phase",
+        "decode_sm90.cuh",
+        "ptx::mbarrier_wait(ring.full(stage), parity);",
+        "ptx::mbarrier_wait(ring.full(stage), parity ^ 1);",
+        "hopper decodes",
+        "unfinished tensor copy|deadlock",
+    ),
+    mutant(
+        "hopper_decode_without_wait",
+        "decode_sm90.cuh",
+        "      ptx::mbarrier_wait(ring.full(stage), parity);\n",
+        "",
+        "hopper decodes",
+        "unfinished tensor copy",
+    ),
+    mutant(
+        "hopper_decode_phase_never_turned",
+        "decode_sm90.cuh",
+        "        parity ^= 1;\n",
+        "",
+        "hopper decodes",
+        "unfinished tensor copy",
+    ),
+    mutant(
+        "hopper_decode_stage_reused_too_early",
+        "decode_sm90.cuh",
+        "copies.issue(stage);\n      if (++stage",
+        "copies.issue(stage + 1 == Traits::kStages ? 0 : stage + 1);\n      if (++stage",
+        "hopper decodes",
+        "unfinished tensor copy|all 1 arrivals of this phase have been",
+    ),
+    mutant(
+        "hopper_decode_stage_reused_while_it_is_read",
+        "decode_sm90.cuh",
+        "__syncwarp();  // all lanes are done with the stage",
+        "// all lanes are done with the stage",
+        "hopper decodes",
+        "race",
+    ),
+    mutant(
+        "hopper_decode_half_of_the_bytes_announced",
+        "decode_sm90.cuh",
+        "mbarrier_arrive_expecting(ring_.full(stage), Traits::kStageBytes)",
+        "mbarrier_arrive_expecting(ring_.full(stage), Traits::kPieceBytes)",
+        "hopper decodes",
+        "unfinished tensor copy|mbarrier|deadlock",
+    ),
+    mutant(
+        "hopper_decode_mbarriers_without_fence",
+        "decode_sm90.cuh",
+        "    ptx::fence_mbarrier_init();\n",
+        "",
+        "hopper decodes",
+        "no fence lies between this and mbarrier.init",
+    ),
+    mutant(
+        "hopper_decode_values_outside_not_taken_away",
+        "decode_sm90.cuh",
+        "        for (int i = 0; i < 4; ++i) fragment[i] &= value_bits[i % 2];\n",
+        "        for (int i = 0; i < 4; ++i) fragment[i] &= value_bits[i % 2] | ~0u;\n",
+        "hopper decodes",
+        "error nan",
+    ),
+    mutant(
+        "hopper_decode_wrong_values_taken_away",
+        "decode_sm90.cuh",
+        "value_bits[i % 2];",
+        "value_bits[i / 2];",
+        "hopper decodes",
+        "error nan|error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_mask_off_by_one",
+        "decode_sm90.cuh",
+        "column < segment.keys.last_key)",
+        "column <= segment.keys.last_key)",
+        "hopper decodes",
+        "error nan|error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_table_read_past_its_end",
+        "decode_sm90.cuh",
+        "if (piece_ + lane_ < piece_after_) {",
+        "if (true) {",
+        "hopper decodes, an exact table",
+        r"invalid global read of 4 bytes: at byte \d+ of block_table, which has 20 bytes",
+    ),
+    mutant(
+        "hopper_decode_segments_share_a_part",
+        "decode_line.cuh",
+        "2 * worker + (is_first_segment ? 0 : 1)",
+        "2 * worker",
+        "hopper decodes",
+        "error nan|error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_line_read_before_it_is_laid_out",
+        "decode_line.cuh",
+        "    __syncthreads();  // the line",
+        "    // the line",
+        "hopper decodes",
+        "race|invalid global read",
+    ),
+    mutant(
+        "hopper_decode_window_off_by_one",
+        "decode_line.cuh",
+        "max(0, context_len - window) : 0;",
+        "max(0, context_len - window - 1) : 0;",
+        "hopper decodes, a window",
+        "error nan|error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_merge_mistakes_the_first_part",
+        "merge_decode_sm90.cuh",
+        "decode_part(first_worker + i, i > 0 || first_worker * share == begin)",
+        "decode_part(first_worker + i, true)",
+        "hopper decodes",
+        "error nan|error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_merge_forgets_the_last_part",
+        "merge_decode_sm90.cuh",
+        "- first_worker + 1 : 0;",
+        "- first_worker : 0;",
+        "hopper decodes",
+        "error nan|error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_merge_not_weighted",
+        "merge_decode_sm90.cuh",
+        "ptx::exp2_fast(log_sum - reference)",
+        "1.0f",
+        "hopper decodes",
+        "error .*, in torch",
+    ),
+    mutant(
+        "hopper_decode_merge_without_barrier",
+        "merge_decode_sm90.cuh",
+        "merged);\n  __syncthreads();",
+        "merged);",
+        "hopper decodes",
+        "race",
+    ),
+)
