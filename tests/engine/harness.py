@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,14 @@ class FakeRunner:
         return torch.from_numpy(self.model.logits(hidden.numpy().astype(np.uint32)))
 
 
-def make_engine(*, num_blocks: int = 64, block_size: int = 16, budget: int = 64, **settings: Any) -> Engine:
+def make_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 16,
+    budget: int = 64,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> Engine:
     config = SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -79,7 +87,8 @@ def make_engine(*, num_blocks: int = 64, block_size: int = 16, budget: int = 64,
         max_num_seqs=settings.pop("max_num_seqs", 16),
         **settings,
     )
-    return Engine(Scheduler(config), FakeRunner(num_blocks, block_size), letters(), torch.device("cpu"))  # type: ignore[arg-type]
+    runner = FakeRunner(num_blocks, block_size)
+    return Engine(Scheduler(config, clock=clock), runner, letters(), torch.device("cpu"), clock=clock)  # type: ignore[arg-type]
 
 
 def make_request(request_id: str, prompt: Sequence[int], params: SamplingParams = GREEDY, **options: Any) -> Request:

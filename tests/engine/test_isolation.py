@@ -165,8 +165,7 @@ def test_the_event_and_the_output_agree_on_a_stop_string_that_the_last_allowed_t
 
 def test_events_and_metrics_tell_the_same_times() -> None:
     ticks = iter(range(1000))
-    engine = make_engine(budget=16)
-    engine._clock = engine.scheduler._clock = lambda: float(next(ticks))
+    engine = make_engine(budget=16, clock=lambda: float(next(ticks)))
     events: list[RequestEvent] = []
     engine.scheduler.on_event = events.append
     engine.submit(make_request("r", range(1, 34), GREEDY))

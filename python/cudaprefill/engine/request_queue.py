@@ -16,12 +16,17 @@ if TYPE_CHECKING:
     from cudaprefill.engine.request import Request
 
 
+def rows_of(requests: Sequence[Request]) -> NDArray[np.int32]:
+    """[len(requests)]: of the request table."""
+    return np.array([request.row for request in requests], dtype=np.int32)
+
+
 class RequestRows:
     """What a queue held at one moment; all of it is made once, however many steps it lasts."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
-        self.rows: NDArray[np.int32] = np.array([request.row for request in requests], np.int32)  # of the request table
+        self.rows = rows_of(requests)
 
     @cached_property
     def ids(self) -> tuple[str, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from cudaprefill.engine.request import Request
@@ -46,6 +48,16 @@ class BatchArrays(NamedTuple):
     logits_rows: NDArray[np.int64]  # [R]
     block_copies: NDArray[np.int64]  # [C, 2]
     num_decodes: int
+
+
+def sampled_by(decodes: RequestRows, chunks: Sequence[Chunk]) -> tuple[tuple[Request, ...], NDArray[np.int64]]:
+    """Who gets a token of a step, and which row of its logits each is drawn from; see `Schedule`."""
+    ends = [(chunk.request, *chunk.request.unforked_siblings) for chunk in chunks if chunk.is_last]
+    num_decodes = len(decodes.requests)
+    tokens_per_end = np.array([len(members) for members in ends], dtype=np.int64)
+    end_rows = np.repeat(num_decodes + np.arange(len(ends)), tokens_per_end)
+    sampled = (*decodes.requests, *itertools.chain.from_iterable(ends))
+    return sampled, np.concatenate((np.arange(num_decodes), end_rows))
 
 
 @dataclass(eq=False)

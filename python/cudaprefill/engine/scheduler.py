@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cudaprefill import _core
-from cudaprefill.config import check_count, check_itl_target
 from cudaprefill.engine.chunk_room import ChunkRoom
-from cudaprefill.engine.request import FinishReason, Request, RequestState
-from cudaprefill.engine.request_queue import RequestQueue, RequestRows
-from cudaprefill.engine.schedule import BatchArrays, Chunk, GivenTokens, Schedule
+from cudaprefill.engine.request import FinishReason, Request
+from cudaprefill.engine.request_events import RequestEvents
+from cudaprefill.engine.request_lifecycle import RequestLifecycle
+from cudaprefill.engine.request_queue import RequestRows, rows_of
+from cudaprefill.engine.schedule import BatchArrays, Chunk, GivenTokens, Schedule, sampled_by
 from cudaprefill.engine.scheduler_config import SchedulerConfig
 from cudaprefill.engine.step_cost import StepCost, StepWork, chunk_pairs
 from cudaprefill.errors import QueueFullError
-from cudaprefill.observe.events import RequestEvent, RequestEventKind, RequestTokens, StepEvent
+from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
 from cudaprefill.protocol.itl_target import AUTO_ITL_TARGET_MS, ItlTarget
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals
 
@@ -61,39 +60,36 @@ class Scheduler:
         self.table = _core.RequestTable(self.pool)
         self.cost = StepCost()
         self._builder = self._make_builder()
-        self.on_event = on_event
         self._clock = clock
-        self._requests: dict[str, Request] = {}
-        self._waiting = RequestQueue()
-        self._prefilling = RequestQueue()
-        self._decoding = RequestQueue()
-        self._queues = {
-            RequestState.WAITING: self._waiting,
-            RequestState.PREFILLING: self._prefilling,
-            RequestState.DECODING: self._decoding,
-        }
-        self._arrivals = itertools.count(1)
+        self._events = RequestEvents(on_event, clock, self.table)
+        self._requests = RequestLifecycle(self.table, self._events)
         self._step = 0
         self._in_flight: Schedule | None = None
-        self._ended_in_step: dict[Request, RequestTokens | None] | None = None  # from commit to end_step
-        self._event_time: float | None = None  # of what a step does; None: now
+        self._committed = False  # the step in flight
         self._tokens_time: float | None = None  # of the last step, if there was more to do after it
         self._block_totals = (0, 0, 0)
-        self._recording_prefixes = False
+
+    @property
+    def on_event(self) -> Callable[[RequestEvent], None] | None:
+        return self._events.listener
+
+    @on_event.setter
+    def on_event(self, listener: Callable[[RequestEvent], None] | None) -> None:
+        self._events.listener = listener
 
     # --- Requests come and go ---
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._requests.waiting)
 
     @property
     def num_decoding(self) -> int:
-        return len(self._decoding)
+        return len(self._requests.decoding)
 
     @property
     def num_running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
+        return self._requests.num_running
 
     @property
     def num_steps(self) -> int:
@@ -101,7 +97,7 @@ class Scheduler:
         return self._step
 
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return len(self._requests) > 0
 
     def add(self, request: Request) -> None:
         """Queues a request together with its siblings.
@@ -111,52 +107,20 @@ class Scheduler:
         self.config.refuse_impossible(
             len(request.prompt_token_ids), 1 + len(request.siblings), request.virtual_tokens.num_tokens
         )
-        self._refuse_id_in_use(request)
+        self._requests.refuse_ids_in_use(request)
         limit = self.config.max_num_queued_reqs
-        free_seats = self.config.max_num_seqs - self._seats_taken()
-        if limit is not None and len(self._waiting) >= limit + free_seats:
+        free_seats = self.config.max_num_seqs - self._requests.seats_taken
+        if limit is not None and self.num_waiting >= limit + free_seats:
             beside = f" and {free_seats} seats are free" if free_seats else ""
-            raise QueueFullError(f"{len(self._waiting)} requests are waiting, max_num_queued_reqs is {limit}{beside}")
-        if request.adapter is not None:
-            request.adapter.begin_uses(1 + len(request.siblings))
-        for member in (request, *request.siblings):
-            member.order = (request.priority, request.arrival_time, next(self._arrivals))
-            self._requests[member.request_id] = member
-        params = request.sampling_params
-        num_prompt_tokens = request.prompt_length
-        # A request that is alone in the pool can compute num_slots tokens; the one sampled last is never computed.
-        max_length = min(self.config.max_model_len, self.config.num_slots + 1)
-        if params.max_tokens is not None:
-            max_length = min(max_length, num_prompt_tokens + params.max_tokens)
-        row = self.table.add(
-            request.prompt_positions,
-            max_length=max_length,
-            min_length=min(num_prompt_tokens + params.min_tokens, max_length + 1),
-            eos_token_ids=() if params.ignore_eos else request.eos_token_ids,
-            stop_token_ids=params.stop_token_ids or (),
-            extra_keys=request.extra_keys,
-        )
-        request.take_row(self.table, row)
-        self._waiting.add(request)
-        for member in (request, *request.siblings):
-            self._tell(
-                RequestEventKind.ARRIVED,
-                member,
-                time=request.arrival_time,
-                priority=request.priority,
-                num_prompt_tokens=num_prompt_tokens,
-                num_virtual_tokens=request.virtual_tokens.num_tokens,
-                adapter=None if request.adapter is None else request.adapter.name,
-                max_tokens=params.max_tokens,
-                tokens=self._tokens_of(member),
-            )
-            self._tell(RequestEventKind.QUEUED, member, tokenized=member.tokenized_time)
+            raise QueueFullError(f"{self.num_waiting} requests are waiting, max_num_queued_reqs is {limit}{beside}")
+        max_length = self.config.longest(request.prompt_length, request.sampling_params.max_tokens)
+        self._requests.enter(request, max_length)
 
     def abort(self, request_id: str) -> None:
         """Ends a request at any moment, with the siblings that still depend on it; unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            self.finish(request, "abort")
+            self._requests.finish(request, "abort")
 
     def finish(self, request: Request, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """Ends a request at any moment. Its tokens of the step in flight are dropped.
@@ -164,48 +128,17 @@ class Scheduler:
         Does nothing if it has ended; but until the end of the step whose token ended it, the reason can still be
         mended: the last token allowed may complete a stop string.
         """
-        if self._requests.get(request.request_id) is not request:
-            if self._ended_in_step is not None and request in self._ended_in_step:
-                request.finish_reason, request.stop_reason = reason, stop_reason
-            return
-        for sibling in request.unforked_siblings:
-            self.finish(sibling, reason, stop_reason)
-        queue = self._queues[request.state]
-        if request in queue:  # an unforked sibling is in none
-            queue.remove(request)
-        tokens = self._tokens_of(request)
-        request.leave_row()
-        request.state = RequestState.FINISHED
-        request.finish_reason = reason
-        request.stop_reason = stop_reason
-        del self._requests[request.request_id]
-        if request.adapter is not None:
-            request.adapter.end_use()
-        if self._ended_in_step is None:
-            self._tell_finished(request, tokens)
-        else:
-            self._ended_in_step[request] = tokens
+        self._requests.finish(request, reason, stop_reason)
 
     def finish_all(self, reason: FinishReason) -> None:
-        for request in list(self._requests.values()):
-            self.finish(request, reason)
-
-    def _refuse_id_in_use(self, request: Request) -> None:
-        ids = [member.request_id for member in (request, *request.siblings)]
-        for index, request_id in enumerate(ids):
-            if request_id in self._requests or request_id in ids[:index]:
-                raise ValueError(f"request id {request_id!r} is in use")
+        for request in list(self._requests):
+            self._requests.finish(request, reason)
 
     # --- What can be changed between two steps ---
 
     @property
     def settings(self) -> EngineSettings:
-        config = self.config
-        return EngineSettings(
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            itl_target_ms=config.itl_target_ms,
-        )
+        return self.config.settings
 
     def change_settings(
         self,
@@ -219,17 +152,8 @@ class Scheduler:
         """
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight.number} is in flight: its sizes are decided")
-        changes: dict[str, Any] = {}
-        for name, count in (
-            ("max_num_batched_tokens", max_num_batched_tokens),
-            ("long_prefill_token_threshold", long_prefill_token_threshold),
-        ):
-            if count is not None:
-                check_count(name, count)
-                changes[name] = count
-        if itl_target_ms is not None:
-            changes["itl_target_ms"] = check_itl_target(itl_target_ms)
-        before, self.config = self.config, replace(self.config, **changes)
+        before = self.config
+        self.config = before.with_settings(max_num_batched_tokens, long_prefill_token_threshold, itl_target_ms)
         if self.config.max_num_batched_tokens != before.max_num_batched_tokens:
             self._builder = self._make_builder()
 
@@ -248,60 +172,71 @@ class Scheduler:
             raise RuntimeError(f"step {self._in_flight.number} is in flight: end or discard it first")
         if not self.has_work():
             return None
-        self._step += 1
-        self._event_time = self._clock() if now is None else now
-        if self._tokens_time is not None:
-            self.cost.observe_pause(self._event_time - self._tokens_time)
-        self.pool.set_step(self._step)
-        preempted: list[Request] = []
-        decodes = self._schedule_decodes(preempted)
-        work = StepWork(decodes=len(decodes.requests), decode_context=self.table.total_tokens(decodes.rows))
-        room = ChunkRoom(self.config.max_num_batched_tokens - len(decodes.requests))
-        self._limit_chunks(room, decodes, work)
-        given: list[GivenTokens] = []
-        chunks, waiting_for = self._schedule_chunks(room, given)
-        if not decodes.requests and not chunks:
+        start = self._begin_step(now)
+        decodes, preempted = self._schedule_decodes()
+        num_decodes = len(decodes.requests)
+        work = StepWork(decodes=num_decodes, decode_context=self.table.total_tokens(decodes.rows))
+        room = ChunkRoom(self.config.max_num_batched_tokens - num_decodes)
+        self._keep_to_itl_target(room, decodes, work)
+        chunks, given, waiting_for = self._schedule_chunks(room)
+        if not num_decodes and not chunks:
             raise RuntimeError(f"step {self._step} makes no progress: {waiting_for}")
         if chunks:
             work = work._replace(
                 chunk_tokens=sum(chunk.length for chunk in chunks),
                 chunk_pairs=sum(chunk_pairs(chunk.start, chunk.length) for chunk in chunks),
             )
-        ends = [(chunk.request, *chunk.request.unforked_siblings) for chunk in chunks if chunk.is_last]
-        num_decodes = len(decodes.requests)
-        end_rows = num_decodes + np.arange(len(ends))
-        tokens_per_end = np.array([len(members) for members in ends], dtype=np.int64)
+        sampled, sample_rows = sampled_by(decodes, chunks)
         self._in_flight = Schedule(
             number=self._step,
             token_budget=self.config.max_num_batched_tokens,
             decodes=decodes,
             chunks=chunks,
-            chunk_rows=_rows_of([chunk.request for chunk in chunks]),
+            chunk_rows=rows_of([chunk.request for chunk in chunks]),
             given=given,
             preempted=preempted,
-            sampled=(*decodes.requests, *itertools.chain.from_iterable(ends)),
-            sample_rows=np.concatenate((np.arange(num_decodes), np.repeat(end_rows, tokens_per_end))),
-            num_waiting=len(self._waiting),
+            sampled=sampled,
+            sample_rows=sample_rows,
+            num_waiting=self.num_waiting,
             waiting_for=waiting_for,
-            start=self._event_time,
+            start=start,
             work=work,
             predicted_duration=self.cost.predict(work),
         )
-        self._event_time = None
+        self._events.moment = None
         return self._in_flight
 
-    def _schedule_decodes(self, preempted: list[Request]) -> RequestRows:
-        """A slot for every decode, oldest first; where blocks run out, the newest running requests make room."""
-        decodes = self._decoding.snapshot()
-        reserved = self.table.reserve_decodes(decodes.rows)
-        while reserved < len(self._decoding):
-            preempted.append(self._preempt_newest())
-            decodes = self._decoding.snapshot()
-            reserved = self.table.reserve_decodes(decodes.rows, reserved)
-        return decodes
+    def _begin_step(self, now: float | None) -> float:
+        """The time of its start."""
+        start = self._clock() if now is None else now
+        if self._tokens_time is not None:
+            self.cost.observe_pause(start - self._tokens_time)
+        self._step += 1
+        self.pool.set_step(self._step)
+        self._events.step, self._events.moment = self._step, start
+        return start
 
-    def _limit_chunks(self, room: ChunkRoom, decodes: RequestRows, work: StepWork) -> None:
-        """To the ITL target, if there is one for this step; `work` is that of the decodes."""
+    def _schedule_decodes(self) -> tuple[RequestRows, list[Request]]:
+        """A slot for every decode, oldest first; where blocks run out, the newest running requests make room.
+
+        Also says which did.
+        """
+        preempted: list[Request] = []
+        decodes = self._requests.decoding.snapshot()
+        reserved = self.table.reserve_decodes(decodes.rows)
+        while reserved < len(self._requests.decoding):
+            preempted.append(self._newest_running())
+            self._requests.preempt(preempted[-1])
+            decodes = self._requests.decoding.snapshot()
+            reserved = self.table.reserve_decodes(decodes.rows, reserved)
+        return decodes, preempted
+
+    def _newest_running(self) -> Request:
+        queues = (self._requests.prefilling, self._requests.decoding)
+        return max((queue.last for queue in queues if queue), key=lambda request: request.order)
+
+    def _keep_to_itl_target(self, room: ChunkRoom, decodes: RequestRows, work: StepWork) -> None:
+        """If there is one for this step; `work` is that of the decodes."""
         target = self.config.itl_target_ms
         if target == "auto":
             if self._somebody_reads(decodes.requests):
@@ -314,46 +249,25 @@ class Scheduler:
 
         Who came together has nothing to be held up in: for a batch that arrives at once only the whole counts.
         """
-        queue = self._prefilling or self._waiting
+        queue = self._requests.prefilling or self._requests.waiting
         return bool(queue) and any(
             stream.first_token_time is not None and stream.first_token_time < queue.first.arrival_time
             for stream in decodes
         )
 
-    def _preempt_newest(self) -> Request:
-        """Takes a request's blocks away and queues it again, where its arrival puts it: it starts anew later."""
-        queues = [queue for queue in (self._prefilling, self._decoding) if len(queue)]
-        queue = max(queues, key=lambda queue: queue.last.order)
-        request = queue.last
-        queue.remove(request)
-        self.table.preempt(request.row)
-        request.state = RequestState.WAITING
-        self._waiting.add(request)
-        for member in (request, *request.unforked_siblings):
-            member.num_preemptions += 1
-            self._tell(RequestEventKind.PREEMPTED, member)
-        return request
-
-    def _schedule_chunks(self, room: ChunkRoom, given: list[GivenTokens]) -> tuple[list[Chunk], str]:
-        """Spends `room` on prompts, and adds to `given`. Also says what the head of the waiting queue lacks."""
+    def _schedule_chunks(self, room: ChunkRoom) -> tuple[list[Chunk], list[GivenTokens], str]:
+        """Spends `room` on prompts. Also says what is given to them, and what the head of the waiting queue lacks."""
         lengths: dict[Request, int] = {}
-        for request in self._prefilling:
+        given: list[GivenTokens] = []
+        for request in self._requests.prefilling:
             lengths[request] = self._spend_first_share(request, room)
         waiting_for = ""
-        seats_taken = self._seats_taken()
-        while self._waiting and not waiting_for:
-            head = self._waiting.first
-            seats = 1 + len(head.unforked_siblings)
-            if room.tokens == 0:
-                waiting_for = "budget"
-            elif room.tokens_at(0) == 0:
-                waiting_for = "itl target"
-            elif seats_taken + seats > self.config.max_num_seqs:
-                waiting_for = f"seats: needs {seats}, {self.config.max_num_seqs - seats_taken} free"
-            else:
-                waiting_for = self._admit(head, given)
+        free_seats = self.config.max_num_seqs - self._requests.seats_taken
+        while self._requests.waiting and not waiting_for:
+            head = self._requests.waiting.first
+            waiting_for = self._admit(head, room, free_seats, given)
             if not waiting_for:
-                seats_taken += seats
+                free_seats -= 1 + len(head.unforked_siblings)
                 lengths[head] = self._spend_first_share(head, room)
         for request, length in lengths.items():
             start = self.table.num_computed(request.row) + length
@@ -361,7 +275,7 @@ class Scheduler:
             room.spend(start, more)
             lengths[request] += more
         chunks = [self._reserve_chunk(request, length) for request, length in lengths.items() if length > 0]
-        return [chunk for chunk in chunks if chunk.length > 0], waiting_for
+        return [chunk for chunk in chunks if chunk.length > 0], given, waiting_for
 
     def _spend_first_share(self, request: Request, room: ChunkRoom) -> int:
         """What a prompt may take of what is left before the next ones had their turn."""
@@ -372,25 +286,25 @@ class Scheduler:
         room.spend(start, share)
         return share
 
-    def _admit(self, request: Request, given: list[GivenTokens]) -> str:
-        """Moves the head of the waiting queue to the prefills, or says which blocks it lacks.
+    def _admit(self, head: Request, room: ChunkRoom, free_seats: int, given: list[GivenTokens]) -> str:
+        """Moves the head of the waiting queue to the prefills, or says what it lacks.
 
         Its whole prefill must fit beside what other prefills were promised and a block for every decode: a request that
         takes a decode's next block would be preempted for it soon after.
         """
-        admission = self.table.admit(request.row, headroom=len(self._decoding))
+        if room.tokens == 0:
+            return "budget"
+        if room.tokens_at(0) == 0:
+            return "itl target"
+        seats = 1 + len(head.unforked_siblings)
+        if seats > free_seats:
+            return f"seats: needs {seats}, {free_seats} free"
+        admission = self.table.admit(head.row, headroom=self.num_decoding)
         if not admission.admitted:
             return f"blocks: needs {admission.needed}, {admission.available} available"
-        self._waiting.remove(request)
-        self._prefilling.add(request)
-        if admission.hit_tokens < request.virtual_tokens.num_given:
-            given.append(self._give(request, admission.hit_tokens))
-        request.state = RequestState.PREFILLING
-        request.admission_hit_tokens = admission.hit_tokens
-        for member in (request, *request.unforked_siblings):
-            if request.num_preemptions == 0:
-                member.num_hit_tokens = admission.hit_tokens
-            self._tell(RequestEventKind.SCHEDULED, member, hit_tokens=admission.hit_tokens)
+        if admission.hit_tokens < head.virtual_tokens.num_given:
+            given.append(self._give(head, admission.hit_tokens))
+        self._requests.start_prefill(head, admission.hit_tokens)
         return ""
 
     def _give(self, request: Request, start: int) -> GivenTokens:
@@ -414,9 +328,6 @@ class Scheduler:
     def _num_uncomputed(self, request: Request) -> int:
         return self.table.num_tokens(request.row) - self.table.num_computed(request.row)
 
-    def _seats_taken(self) -> int:
-        return len(self._decoding) + sum(1 + len(request.unforked_siblings) for request in self._prefilling)
-
     def build(self, schedule: Schedule) -> BatchArrays:
         """The step's arrays, valid until the next call."""
         self._require_in_flight(schedule)
@@ -439,65 +350,48 @@ class Scheduler:
             that still depend on it.
         """
         self._require_in_flight(schedule)
-        if self._ended_in_step is not None:
+        if self._committed:
             raise RuntimeError(f"step {schedule.number} was committed already")
         tokens = np.asarray(sampled_token_ids, dtype=np.int64)
         if tokens.shape != (len(schedule.sampled),):
             raise ValueError(f"sampled_token_ids has shape {tokens.shape}, expected ({len(schedule.sampled)},)")
-        self._event_time = self._clock() if now is None else now
-        self.cost.observe(schedule.work, self._event_time - schedule.start)
-        self._ended_in_step = {}
+        now = self._clock() if now is None else now
+        self._committed, self._events.moment = True, now
+        self._requests.hold_back_ends()
+        self.cost.observe(schedule.work, now - schedule.start)
         for place in failed:
             self.finish(schedule.sampled[place], "error")
         self.table.complete(np.concatenate((schedule.decodes.rows, schedule.chunk_rows)))
         for chunk in schedule.chunks:
             if not chunk.request.finished:
-                self._complete_chunk(chunk)
+                self._complete_chunk(chunk, now)
         prefilled = schedule.sampled[len(schedule.decodes.requests) :]
-        rows = np.concatenate((schedule.decodes.rows, _rows_of(prefilled)))
+        rows = np.concatenate((schedule.decodes.rows, rows_of(prefilled)))
         for end in self.table.append(rows, tokens):
-            request = schedule.sampled[end.index]
             by_length = end.reason == _core.FinishReason.LENGTH
             stop_token = end.token if end.reason == _core.FinishReason.STOP_TOKEN else None
-            self.finish(request, "length" if by_length else "stop", stop_token)
+            self.finish(schedule.sampled[end.index], "length" if by_length else "stop", stop_token)
+
+    def _complete_chunk(self, chunk: Chunk, now: float) -> None:
+        request, start, length, hit_tokens, is_last = chunk
+        self._events.tell(RequestEventKind.CHUNK, request, start=start, length=length, hit_tokens=hit_tokens)
+        if is_last:
+            self._requests.start_decoding(request, now)
 
     def end_step(self, schedule: Schedule) -> None:
         """After `commit`, and after all who may still end a request because of its token have done so."""
         self._require_in_flight(schedule)
-        if self._ended_in_step is None:
+        if not self._committed:
             raise RuntimeError(f"step {schedule.number} must be committed before it ends")
-        schedule.finished = list(self._ended_in_step)
-        for request, tokens in self._ended_in_step.items():
-            self._tell_finished(request, tokens)
-        self._tokens_time = self._event_time if self.has_work() else None
+        schedule.finished = self._requests.tell_ends()
+        self._tokens_time = self._events.moment if self.has_work() else None
         self._close_step(schedule)
-
-    def _complete_chunk(self, chunk: Chunk) -> None:
-        """Where the prefill ends, the request and its siblings go on as decodes that share all blocks so far."""
-        lead = chunk.request
-        self._tell(RequestEventKind.CHUNK, lead, start=chunk.start, length=chunk.length, hit_tokens=chunk.hit_tokens)
-        if not chunk.is_last:
-            return
-        self._prefilling.remove(lead)
-        siblings = lead.unforked_siblings
-        lead.forked = True
-        for sibling in siblings:
-            sibling.take_row(self.table, self.table.fork(lead.row))
-        for member in (lead, *siblings):
-            member.state = RequestState.DECODING
-            self._decoding.add(member)
-            if member.first_token_time is None:
-                member.first_token_time = self._event_time
-                self._tell(RequestEventKind.FIRST_TOKEN, member)
 
     def discard(self, schedule: Schedule) -> list[Request]:
         """Ends a step that failed: its tokens do not count, and its requests end with "error". Returns these."""
         self._require_in_flight(schedule)
-        self._event_time = None
-        for request, tokens in (self._ended_in_step or {}).items():
-            schedule.finished.append(request)
-            self._tell_finished(request, tokens)
-        self._ended_in_step = None
+        self._events.moment = None
+        schedule.finished = self._requests.tell_ends()
         members = [*schedule.decodes.requests, *(chunk.request for chunk in schedule.chunks)]
         members += [tokens.request for tokens in schedule.given]
         for request in members:
@@ -514,9 +408,9 @@ class Scheduler:
         schedule.num_blocks_taken, schedule.num_blocks_freed, schedule.num_blocks_evicted = (
             now - then for now, then in zip(self._block_totals, before, strict=True)
         )
-        if self._recording_prefixes:
+        if self._events.recording_tokens:
             schedule.evicted_hashes = self.pool.take_evictions()
-        self._in_flight = self._ended_in_step = self._event_time = None
+        self._in_flight, self._committed, self._events.moment = None, False, None
 
     def _require_in_flight(self, schedule: Schedule) -> None:
         if schedule is not self._in_flight:
@@ -538,8 +432,8 @@ class Scheduler:
 
     def block_tables(self) -> dict[int, NDArray[np.int32]]:
         """Of each request that holds blocks, by its number: the physical ids of its logical blocks."""
-        requests = [request for request in self._requests.values() if request.row >= 0]
-        tables = self.table.block_tables(_rows_of(requests))
+        requests = [request for request in self._requests if request.row >= 0]
+        tables = self.table.block_tables(rows_of(requests))
         return {request.number: table for request, table in zip(requests, tables, strict=True) if len(table)}
 
     def pool_totals(self) -> PoolTotals:
@@ -557,13 +451,13 @@ class Scheduler:
 
     def record_prefixes(self, wanted: bool) -> None:
         """Whether events say what a request's tokens are (`RequestEvent.tokens`), and steps which prefixes gave way."""
-        self._recording_prefixes = wanted
+        self._events.recording_tokens = wanted
         self.pool.record_evictions(wanted)
 
     def block_owners(self, block: int) -> list[str]:
         """Ids of the requests whose block tables name `block`; `table.describe` says the rest."""
         rows = set(self.table.describe(block).owners)
-        return [request.request_id for request in self._requests.values() if request.row in rows]
+        return [request.request_id for request in self._requests if request.row in rows]
 
     def step_event(self, schedule: Schedule, start: float, duration: float) -> StepEvent:
         """The event of a step that has ended. It costs a little per request, so make one only for a listener."""
@@ -576,52 +470,10 @@ class Scheduler:
     def check(self) -> None:
         """Raises RuntimeError naming the first broken invariant of the pool, the table or the queues."""
         self.table.check()
-        queued = 0
-        for state, queue in self._queues.items():
-            for request in queue:
-                queued += 1 + len(request.unforked_siblings)
-                if request.state is not state or self._requests.get(request.request_id) is not request:
-                    raise RuntimeError(
-                        f"request {request.request_id!r} is {request.state.value} in the {state.value} queue"
-                    )
-        if queued != len(self._requests):
-            raise RuntimeError(f"{queued} requests are queued or run, {len(self._requests)} are known")
-        if self._seats_taken() > self.config.max_num_seqs:
-            raise RuntimeError(f"{self._seats_taken()} seats are taken, max_num_seqs is {self.config.max_num_seqs}")
-        if self._in_flight is None and self.table.num_rows != len(self._waiting) + self.num_running:
-            raise RuntimeError(f"{self.table.num_rows} rows for {len(self._waiting) + self.num_running} requests")
-
-    def _tokens_of(self, request: Request) -> RequestTokens | None:
-        """If they are recorded, and for a request with a row: a sibling gets its own in the fork."""
-        if not self._recording_prefixes or request.row < 0:
-            return None
-        hashes = self.table.block_hashes(request.row)
-        return RequestTokens(request.prompt_positions, request.output_token_ids, hashes)
-
-    def _tell(
-        self,
-        kind: RequestEventKind,
-        request: Request,
-        *,
-        time: float | None = None,
-        **fields: Any,
-    ) -> None:
-        """`fields`: those of RequestEvent that the kind names."""
-        if self.on_event is None:
-            return
-        if time is None:
-            time = self._clock() if self._event_time is None else self._event_time
-        self.on_event(RequestEvent(kind, request.request_id, time, self._step, number=request.number, **fields))
-
-    def _tell_finished(self, request: Request, tokens: RequestTokens | None) -> None:
-        self._tell(
-            RequestEventKind.FINISHED,
-            request,
-            reason=request.finish_reason,
-            num_output_tokens=request.num_output_tokens,
-            tokens=tokens,
-        )
-
-
-def _rows_of(requests: Sequence[Request]) -> NDArray[np.int32]:
-    return np.array([request.row for request in requests], dtype=np.int32)
+        self._requests.check()
+        seats = self._requests.seats_taken
+        if seats > self.config.max_num_seqs:
+            raise RuntimeError(f"{seats} seats are taken, max_num_seqs is {self.config.max_num_seqs}")
+        num_requests = self.num_waiting + self.num_running
+        if self._in_flight is None and self.table.num_rows != num_requests:
+            raise RuntimeError(f"{self.table.num_rows} rows for {num_requests} requests")

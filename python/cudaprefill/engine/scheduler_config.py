@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from cudaprefill.config import check_count, check_itl_target
 from cudaprefill.protocol.itl_target import ItlTarget
+from cudaprefill.protocol.telemetry import EngineSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,39 @@ class SchedulerConfig:
     def num_slots(self) -> int:
         """Tokens that fit into the pool."""
         return self.num_blocks * self.block_size
+
+    def longest(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """The length at which a request ends, prompt included."""
+        # Alone in the pool it can compute num_slots tokens; the one sampled last is never computed.
+        length = min(self.max_model_len, self.num_slots + 1)
+        return length if max_tokens is None else min(length, num_prompt_tokens + max_tokens)
+
+    @property
+    def settings(self) -> EngineSettings:
+        return EngineSettings(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            itl_target_ms=self.itl_target_ms,
+        )
+
+    def with_settings(
+        self,
+        max_num_batched_tokens: int | None = None,
+        long_prefill_token_threshold: int | None = None,
+        itl_target_ms: ItlTarget | None = None,
+    ) -> SchedulerConfig:
+        """With those changed that are given; an ITL target of 0 takes it away. Raises ValueError as the class does."""
+        changes: dict[str, Any] = {}
+        for name, count in (
+            ("max_num_batched_tokens", max_num_batched_tokens),
+            ("long_prefill_token_threshold", long_prefill_token_threshold),
+        ):
+            if count is not None:
+                check_count(name, count)
+                changes[name] = count
+        if itl_target_ms is not None:
+            changes["itl_target_ms"] = check_itl_target(itl_target_ms)
+        return replace(self, **changes)
 
     def refuse_impossible(self, num_prompt_tokens: int, num_seats: int, num_virtual_tokens: int = 0) -> None:
         """Raises ValueError, with both numbers, for a request that can never run; `num_seats` is its n."""
