@@ -1,4 +1,4 @@
-// Small kernels of Hopper's instructions that keep or break one rule each; test_hopper_machine.py says what must
+// Small kernels of Hopper's instructions that keep or break one rule each; the tests beside it say what must
 // happen.
 #include <cuda_runtime.h>
 #include <pybind11/numpy.h>

@@ -14,7 +14,7 @@ from cudaprefill.protocol.codec import encode
 from cudaprefill.protocol.telemetry import EngineSettings, PoolTotals, TelemetrySnapshot, TelemetryUpdate
 from cudaprefill.server.telemetry.feed import EnginePull, Wish
 from tests.scheduler.driver import Virtual
-from tests.server.telemetry_history import History, Reader
+from tests.server.telemetry.history import History, Reader
 
 MIB = 2**20
 BLOCKS = Wish(frozenset({"blocks"}))

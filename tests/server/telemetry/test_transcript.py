@@ -14,7 +14,7 @@ from cudaprefill.protocol import telemetry
 from cudaprefill.protocol.telemetry import CLIENT_MESSAGES, SERVER_MESSAGES
 from tests.server.running import PATIENCE, RunningServer
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol.md"
 # What is of the moment, or of the release, stands in the document as 0.
 OF_THE_MOMENT = {"time", "unix_time", "start", "duration", "arrived", "tokenized", "version", "id", "hash"}
 LISTS = ("steps", "requests", "blocks")
