@@ -8,42 +8,10 @@ import pytest
 import torch
 
 from cudaprefill import ops
+from tests.ops.attention_calls import decode, prefill
 from tests.ops.attention_reference import PagedBatch, assert_as_exact_as_torch, paged_batch
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-
-
-def prefill(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
-    out = torch.full_like(batch.q, math.nan)
-    ops.prefill_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        out,
-        batch.scale,
-        window,
-        softcap,
-    )
-    return out
-
-
-def decode(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> torch.Tensor:
-    out = torch.full_like(batch.q, math.nan)
-    ops.decode_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.context_lens,
-        out,
-        batch.scale,
-        window,
-        softcap,
-    )
-    return out
 
 
 def half_batch(query_lens, context_lens, dtype=torch.bfloat16, **options) -> PagedBatch:

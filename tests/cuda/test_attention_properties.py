@@ -9,7 +9,8 @@ pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.cuda.test_attention import HALF_TYPES, decode, half_batch, prefill
+from tests.cuda.test_attention import HALF_TYPES, half_batch
+from tests.ops.attention_calls import decode, prefill
 from tests.ops.attention_reference import assert_as_exact_as_torch
 
 REQUEST = st.tuples(st.integers(0, 40), st.integers(0, 150))  # new tokens, cached tokens

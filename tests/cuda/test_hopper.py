@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from cudaprefill import ops
 from tests.cuda import test_attention
 from tests.cuda.hopper_device import hopper_device
-from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
+from tests.cuda.test_attention import HALF_TYPES, half_batch
 from tests.cuda.test_attention_properties import PROPERTY, REQUEST, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_prefill_attention
+from tests.ops.attention_calls import prefill
 from tests.ops.attention_reference import assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)

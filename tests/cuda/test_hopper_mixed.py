@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cuda.hopper_device import hopper_device
-from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
+from tests.cuda.test_attention import HALF_TYPES, half_batch
 from tests.cuda.test_attention_properties import PROPERTY, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_mixed_attention
+from tests.ops.attention_calls import attend, prefill
 from tests.ops.attention_reference import assert_as_exact_as_torch
-from tests.ops.test_mixed_attention import attend
 
 HEAD_SIZES = (64, 128, 256)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.cuda.backends import backend_of_ops
-from tests.cuda.test_attention import HALF_TYPES, half_batch, prefill
+from tests.cuda.test_attention import HALF_TYPES, half_batch
+from tests.ops.attention_calls import prefill
 from tests.ops.attention_reference import assert_as_exact_as_torch
 
 pytestmark = pytest.mark.gpu

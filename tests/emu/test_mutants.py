@@ -14,11 +14,11 @@ import torch
 from cudaprefill import ops
 from tests.cuda.backends import NOT_BUILT, define_library, emulation, functions_of, ops_replaced_by
 from tests.cuda.test_add_lora import check as check_lora
-from tests.cuda.test_attention import decode, half_batch, prefill
+from tests.cuda.test_attention import half_batch
 from tests.emu.mutants import MUTANTS, Mutant
+from tests.ops.attention_calls import attend, decode, prefill
 from tests.ops.attention_reference import assert_as_exact_as_torch
 from tests.ops.lora_cases import LoraCase, lora_case
-from tests.ops.test_mixed_attention import attend
 
 
 def chunks(device):

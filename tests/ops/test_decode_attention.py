@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from cudaprefill import ops
+from tests.ops.attention_calls import decode, prefill
 from tests.ops.attention_reference import (
     PagedBatch,
     assert_as_exact_as_torch,
@@ -25,14 +25,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def decode_batch(context_lens: list[int], *shape: int, **options: object) -> PagedBatch:
     return paged_batch([1] * len(context_lens), context_lens, *shape, **options)  # type: ignore[arg-type]
-
-
-def decode(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
-    out = torch.full_like(batch.q, math.nan)
-    ops.decode_attention(
-        batch.q, batch.k_cache, batch.v_cache, batch.block_table, batch.context_lens, out, batch.scale, window, softcap
-    )
-    return out
 
 
 @pytest.mark.parametrize("level", lower_float_levels())
@@ -109,19 +101,7 @@ def test_a_batch_without_requests_does_nothing() -> None:
 @pytest.mark.parametrize("window", [0, 32])
 def test_decoding_gives_what_prefill_of_one_row_gives(window: int) -> None:
     batch = decode_batch([1, 31, 72, 1000])
-    prefilled = torch.empty_like(batch.q)
-    ops.prefill_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        prefilled,
-        batch.scale,
-        window,
-    )
-    assert_as_exact_as_torch(prefilled, batch, window)
+    assert_as_exact_as_torch(prefill(batch, window), batch, window)
     assert_as_exact_as_torch(decode(batch, window), batch, window)
 
 

@@ -6,30 +6,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
-from cudaprefill import ops
-from tests.ops.attention_reference import PagedBatch, assert_as_exact_as_torch, paged_batch
+from tests.ops.attention_calls import attend
+from tests.ops.attention_reference import assert_as_exact_as_torch, paged_batch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def attend(batch: PagedBatch, num_decodes: int, window: int = 0, softcap: float = 0.0) -> Tensor:
-    out = torch.full_like(batch.q, math.nan)
-    ops.mixed_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        out,
-        num_decodes,
-        batch.scale,
-        window,
-        softcap,
-    )
-    return out
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cudaprefill import ops
+from tests.ops.attention_calls import prefill
 from tests.ops.attention_reference import (
     PagedBatch,
     assert_rows_as_exact_as_torch,
@@ -21,23 +22,6 @@ from tests.ops.attention_reference import assert_as_exact_as_torch as assert_as_
 from tests.ops.isa_levels import lower_attention_levels, passes_at_isa_level
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-def prefill(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
-    out = torch.full_like(batch.q, math.nan)
-    ops.prefill_attention(
-        batch.q,
-        batch.k_cache,
-        batch.v_cache,
-        batch.block_table,
-        batch.cu_seqlens_q,
-        batch.context_lens,
-        out,
-        batch.scale,
-        window,
-        softcap,
-    )
-    return out
 
 
 def assert_as_exact_as_torch(out: Tensor, batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> None:

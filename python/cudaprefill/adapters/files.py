@@ -18,12 +18,12 @@ from torch import Tensor
 from cudaprefill.adapters.errors import AdapterError
 from cudaprefill.models.errors import WeightsError
 from cudaprefill.models.hf_config import read_json
+from cudaprefill.models.pickled import say_what_is_missing
 from cudaprefill.models.regular_file import check_regular_file
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MAX_HEADER = 100_000_000 + 8  # bytes that safetensors allows
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -55,7 +55,8 @@ def read_tensors(folder: Path, most_bytes: int) -> dict[str, Tensor]:
                 # The file may change later, and what was hashed must be what is used.
                 tensors[name] = file.get_tensor(name).clone()
     except FileNotFoundError:
-        raise AdapterError(_why_nothing(folder)) from None
+        remedy = "save the adapter anew with PEFT, which writes safetensors"
+        raise AdapterError(say_what_is_missing(folder, f"no {TENSORS}", remedy)) from None
     except WeightsError as error:
         raise AdapterError(str(error)) from None
     except OSError as error:
@@ -103,13 +104,3 @@ def content_hash(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> by
 def tensor_bytes(tensor: Tensor) -> bytes:
     """Its values, row by row."""
     return tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _why_nothing(folder: Path) -> str:
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    if pickled:
-        return (
-            f"{folder} holds only pickled weights ({', '.join(pickled)}), which can run code when opened; "
-            "save the adapter anew with PEFT, which writes safetensors"
-        )
-    return f"{folder} holds no {TENSORS}"

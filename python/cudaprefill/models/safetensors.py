@@ -11,10 +11,10 @@ from torch import Tensor
 
 from cudaprefill.models.errors import WeightsError
 from cudaprefill.models.hf_config import read_json
+from cudaprefill.models.pickled import say_what_is_missing
 from cudaprefill.models.regular_file import check_regular_file
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 class SafetensorsSource:
@@ -44,7 +44,8 @@ class SafetensorsSource:
                 if name not in self.shapes:
                     raise WeightsError(f"{index.name} lists tensor {name!r} in {shard}, which does not hold it")
         else:
-            raise WeightsError(_why_nothing(folder))
+            missing = "neither model.safetensors nor model.safetensors.index.json"
+            raise WeightsError(say_what_is_missing(folder, missing, "convert them to safetensors"))
 
     def stored_name(self, name: str) -> str:
         return name
@@ -85,13 +86,3 @@ class SafetensorsSource:
             self._files[name] = file
             self._dtypes[name] = _DTYPES[dtype]
             self.shapes[name] = tuple(stored.get_shape())
-
-
-def _why_nothing(folder: Path) -> str:
-    pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
-    if pickled:
-        return (
-            f"{folder} holds only pickled weights ({', '.join(pickled)}), which can run code when opened; "
-            "convert them to safetensors"
-        )
-    return f"{folder} holds neither model.safetensors nor model.safetensors.index.json"
