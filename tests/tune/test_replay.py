@@ -35,7 +35,7 @@ class Machine:
         seconds = 0.002 + max(self._bound, 0.0007 * tokens) + 2e-7 * work.decode_context + 3e-8 * work.chunk_pairs
         return seconds * float(np.exp(self._noise * random.standard_normal()))
 
-    def draw_gap(self, work: StepWork, now: float, random: np.random.Generator) -> float:
+    def draw_gap(self, work: StepWork, random: np.random.Generator) -> float:
         return 0.0005 + 0.00002 * work.decodes
 
 

@@ -15,8 +15,9 @@ def nonnegative_least_squares(features: Array, targets: Array) -> Array:
     """
     scale = np.linalg.norm(features, axis=0)
     scale[scale == 0] = 1.0
-    scaled = features / scale
     count = features.shape[1]
+    few = _fewer_rows(np.column_stack((features / scale, targets)))
+    scaled, targets = few[:, :count], few[:, count]
     solution = np.zeros(count)
     free = np.zeros(count, dtype=bool)
     for _ in range(3 * count):
@@ -42,6 +43,20 @@ def nonnegative_least_squares(features: Array, targets: Array) -> Array:
         solution = trial if free.any() else solution
     unscaled: Array = solution / scale
     return unscaled
+
+
+def _fewer_rows(rows: Array) -> Array:
+    """As many rows as there are columns, or some more, with the same products of columns: all that least squares see.
+
+    Rotates blocks of rows so that all but the first few of each are zero, and so on with what is left.
+    """
+    columns = rows.shape[1]
+    block = 16 * columns
+    while len(rows) > block:
+        padded = np.concatenate((rows, np.zeros((-len(rows) % block, columns))))
+        triangles = np.asarray(np.linalg.qr(padded.reshape(-1, block, columns), mode="r"))
+        rows = triangles.reshape(-1, columns)
+    return rows
 
 
 def fit_relative(features: Array, targets: Array, rounds: int = 8) -> Array:

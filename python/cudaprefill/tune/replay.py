@@ -27,7 +27,7 @@ class StepTimes(Protocol):
     """How long a step takes, and what passes until the next one may start; StepModel is one."""
 
     def draw(self, work: StepWork, now: float, random: np.random.Generator) -> float: ...
-    def draw_gap(self, work: StepWork, now: float, random: np.random.Generator) -> float: ...
+    def draw_gap(self, work: StepWork, random: np.random.Generator) -> float: ...
 
 
 @dataclass(eq=False)
@@ -143,7 +143,7 @@ class Replay:
         run.preemptions += len(schedule.preempted)
         run.end = self._now
         if self._scheduler.has_work():
-            self._now += self._times.draw_gap(work, self._now, self._random)
+            self._now += self._times.draw_gap(work, self._random)
 
     def _count_admission(self, lead: Request) -> None:
         """Once a request: what it found in the prefix cache at first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
 from cudaprefill.observe.explain.work import work_of
-from cudaprefill.tune.least_squares import fit_relative
+from cudaprefill.tune.pace import fit_cost_and_pace
 
 Array = NDArray[np.float64]
 
@@ -22,7 +21,6 @@ LEAST_STEPS = 20  # that a model can be fitted to
 _KNOTS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _LEAST_IN_STRETCH = 12
 _BINS = 8  # of steps by predicted time; each keeps its own deviations
-_NEAREST = 16  # of a bin's steps, in time, that a deviation is drawn from
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,8 @@ def num_tokens(work: StepWork) -> int:
 class StepModel:
     """Predicts steps, and draws times as they scatter around the prediction.
 
+    A step's time is taken for what its work costs, times the pace of the machine at that time of the run, times chance.
+
     Raises ValueError if there are too few steps to fit.
     """
 
@@ -81,12 +81,13 @@ class StepModel:
         self._knots = _knots_for(tokens)
         durations = np.array([time.duration for time in times])
         features = np.array([self._features(time.work) for time in times])
-        self._coefficients = fit_relative(features, durations)
-        predicted = features @ self._coefficients
-        self.median_error = float(np.median(np.abs(predicted / durations - 1)))
         starts = np.array([time.start for time in times])
-        self._scatter = Scatter(predicted, durations / predicted, starts)
-        gaps = [(time.work.decodes, max(0.0, time.gap), time.start) for time in times if time.gap is not None]
+        self._coefficients, self._pace = fit_cost_and_pace(features, durations, starts)
+        predicted = features @ self._coefficients
+        ratios = durations / (predicted * self._pace.of_steps)
+        self.median_error = float(np.median(np.abs(1 / ratios - 1)))
+        self._scatter = Scatter(predicted, ratios)
+        gaps = [(time.work.decodes, max(0.0, time.gap)) for time in times if time.gap is not None]
         self._gaps = Scatter(*map(np.array, zip(*gaps, strict=True))) if gaps else None
 
     def predict(self, work: StepWork) -> float:
@@ -96,11 +97,11 @@ class StepModel:
     def draw(self, work: StepWork, now: float, random: np.random.Generator) -> float:
         """Seconds of such a step that starts `now`, in seconds from the first."""
         predicted = self.predict(work)
-        return predicted * self._scatter.draw(predicted, now, random)
+        return predicted * self._pace.at(now) * self._scatter.draw(predicted, random)
 
-    def draw_gap(self, work: StepWork, now: float, random: np.random.Generator) -> float:
+    def draw_gap(self, work: StepWork, random: np.random.Generator) -> float:
         """Seconds until the next step, if there is work."""
-        return 0.0 if self._gaps is None else self._gaps.draw(work.decodes, now, random)
+        return 0.0 if self._gaps is None else self._gaps.draw(work.decodes, random)
 
     def _features(self, work: StepWork) -> list[float]:
         tokens = num_tokens(work)
@@ -119,34 +120,15 @@ def _knots_for(tokens: NDArray[np.int64]) -> list[tuple[float, float]]:
 
 
 class Scatter:
-    """Values as they were seen near a place, about the same time of the run.
+    """Values as they were seen near a place."""
 
-    A machine that is slow for a while makes every step of that while slow. Drawn from all of the run at random, such
-    values would average out, and no queue would ever have stood as long as it did.
-    """
-
-    def __init__(self, places: Array, values: Array, times: Array) -> None:
-        """times: seconds from the beginning of the run, in ascending order."""
+    def __init__(self, places: Array, values: Array) -> None:
         order = np.argsort(places, kind="stable")
         count = max(1, min(_BINS, len(places) // LEAST_STEPS))
-        bins = [np.sort(members) for members in np.array_split(order, count)]
+        bins = np.array_split(order, count)
         self._starts = np.array([places[members].min() for members in bins[1:]])
         self._values = [values[members] for members in bins]
-        self._times = [times[members] for members in bins]
-        self._span = float(times.max()) or 1.0
 
-    def draw(self, place: float, time: float, random: np.random.Generator) -> float:
-        """One of those that were seen nearest to `time`; a run that goes on for longer begins anew."""
-        chosen = int(np.searchsorted(self._starts, place, side="right"))
-        values, times = self._values[chosen], self._times[chosen]
-        first = int(np.searchsorted(times, time % self._span)) - _NEAREST // 2
-        first = max(0, min(first, len(values) - _NEAREST))
-        return float(values[first + random.integers(min(_NEAREST, len(values)))])
-
-
-def count_kinds(times: Sequence[StepTime]) -> Counter[str]:
-    """How many steps there are of decodes alone, of chunks alone, and of both."""
-    return Counter(
-        "mixed" if time.work.decodes and time.work.chunk_tokens else "decodes" if time.work.decodes else "chunks"
-        for time in times
-    )
+    def draw(self, place: float, random: np.random.Generator) -> float:
+        values = self._values[int(np.searchsorted(self._starts, place, side="right"))]
+        return float(values[random.integers(len(values))])
