@@ -14,41 +14,16 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from cudaprefill.adapters import AdapterRegistry
 from cudaprefill.engine.engine import Engine
-from tests.adapters.by_hand import TARGET, write_prompt_adapter
+from tests.adapters.by_hand import write_prompt_adapter
 from tests.engine.harness import MAX_MODEL_LEN, expected, text_of
-from tests.server.chat_server import ChatServer, Socket
+from tests.server.adapter_server import NUM_VIRTUAL, AdapterServer, ChatAdapterServer
+from tests.server.chat_server import Socket
 from tests.server.running import MODEL, PATIENCE, RunningServer
 
-NUM_VIRTUAL = 64
 PROMPT = [7, 8, 9] * 7
 VIRTUAL = [-1 - position for position in range(NUM_VIRTUAL)]
 GREEDY = {"temperature": 0, "max_tokens": 5, "ignore_eos": True}
-
-
-class AdapterServer(RunningServer):
-    """Has the adapters `first` and `second`, of 64 virtual tokens each; more may be loaded from `folder`."""
-
-    folder: Path
-
-    def make_adapters(self) -> AdapterRegistry:
-        registry = AdapterRegistry(TARGET)
-        for name in ("first", "second"):
-            registry.load(name, self.folder / name)
-        return registry
-
-    def _build(self) -> Any:
-        for seed, name in enumerate(("first", "second", "third")):
-            write_prompt_adapter(self.folder / name, NUM_VIRTUAL, seed)
-        return super()._build()
-
-
-class ChatAdapterServer(AdapterServer, ChatServer):
-    def _build(self) -> Any:
-        parts = super()._build()
-        object.__setattr__(parts.input_processor, "adapters", self.make_adapters())
-        return parts
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ MAX_TITLE = 24  # characters of a tab
 class ChatSettings:
     """What goes with every request of a conversation."""
 
+    model: str | None = None  # an adapter of the server, or one of its names; None: its model
     system: str = ""
     temperature: float = 0.0
     top_p: float = 1.0

@@ -144,6 +144,7 @@ class ServerStream(AnswerStream):
         with _told():
             self._response = self._client.respond(
                 [dict(message) for message in self._messages],
+                model=settings.model,
                 instructions=settings.system or None,
                 temperature=settings.temperature,
                 top_p=settings.top_p,

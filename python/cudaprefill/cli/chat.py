@@ -9,12 +9,15 @@ import argparse
 import os
 import sys
 
+from cudaprefill.cli.engine_flags import engine_arguments
 from cudaprefill_tui.backend import ChatBackend
 from cudaprefill_tui.line_chat import run_line_chat
 from cudaprefill_tui.terminal_chat import TerminalChat, is_terminal
 
 
 def run(flags: argparse.Namespace) -> int:
+    if flags.url and (of_engine := engine_arguments(flags)):
+        raise ValueError(f"{' '.join(of_engine)}: with --url the engine is the server's, and such flags are its own")
     if len(flags.url) > 1 and (flags.plain or not is_terminal()):
         raise ValueError(f"{len(flags.url)} servers were given with --url, and line by line only one can answer")
     if is_terminal() and not flags.plain and os.environ.get("TERM", "dumb") != "dumb":

@@ -7,12 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from cudaprefill.cli.engine_flags import add_engine_flags, engine_config
-from cudaprefill.config import EngineConfig
+from cudaprefill.cli.engine_flags import chosen_adapter, engine_arguments, engine_config
 from cudaprefill_tui.app import Setup
 from cudaprefill_tui.conversations import ChatSettings
 from cudaprefill_tui.engine_link import EngineLink
@@ -31,6 +29,7 @@ MAX_HEADER = 1 << 16  # bytes of a trace's first line
 def chat(flags: argparse.Namespace) -> int:
     """Attached to the servers of `--url`; without one, to a server of its own with the engine flags."""
     settings = ChatSettings(
+        model=flags.with_adapter if flags.url else chosen_adapter(flags),
         system=flags.system or "",
         temperature=flags.temperature,
         top_p=flags.top_p,
@@ -77,23 +76,6 @@ def _recorded(path: Path, speed: float) -> PlaybackLink:
     link = PlaybackLink(path, read_recording(path), speed, explain=log.account)
     link.on_message = log.apply
     return link
-
-
-def engine_arguments(flags: argparse.Namespace) -> list[str]:
-    """The engine flags that are not as they would be anyway, as a command line."""
-    parser = argparse.ArgumentParser()
-    add_engine_flags(parser)
-    defaults = parser.parse_args([])
-    arguments = []
-    for field in fields(EngineConfig):
-        value, name = getattr(flags, field.name), field.name.replace("_", "-")
-        if value == getattr(defaults, field.name):
-            continue
-        if isinstance(value, bool):
-            arguments.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            arguments.append(f"--{name}={value}")
-    return arguments
 
 
 def _session(urls: Sequence[str], api_key: str | None) -> Session:

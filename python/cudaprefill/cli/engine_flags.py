@@ -117,6 +117,34 @@ def engine_config(flags: argparse.Namespace) -> EngineConfig:
     return EngineConfig(**settings | {"adapters": _adapters(flags.adapters or [])})
 
 
+def engine_arguments(flags: argparse.Namespace) -> list[str]:
+    """The engine flags that are not as they would be anyway, as a command line."""
+    parser = argparse.ArgumentParser()
+    add_engine_flags(parser)
+    defaults = parser.parse_args([])
+    arguments = [f"--adapter={adapter}" for adapter in flags.adapters or ()]
+    for field in fields(EngineConfig):
+        value, name = getattr(flags, field.name), field.name.replace("_", "-")
+        if name == "adapters" or value == getattr(defaults, field.name):
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            arguments.append(f"--{name}={value}")
+    return arguments
+
+
+def chosen_adapter(flags: argparse.Namespace) -> str | None:
+    """The adapter that answers: that of --with-adapter, or the only one. Raises ValueError for an unknown one."""
+    names = list(_adapters(flags.adapters or []))
+    if flags.with_adapter is None:
+        return names[0] if len(names) == 1 else None
+    if flags.with_adapter not in names:
+        given = f"only {', '.join(names)}" if names else "none"
+        raise ValueError(f"--with-adapter {flags.with_adapter} is not one of --adapter, which names {given}")
+    return str(flags.with_adapter)
+
+
 def _adapters(flags: list[str]) -> dict[str, str]:
     adapters: dict[str, str] = {}
     for flag in flags:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from cudaprefill.cli.engine_flags import chosen_adapter
 from cudaprefill.cli.load import load_llm
 from cudaprefill.cli.progress import Progress
 from cudaprefill.outputs import RequestOutput
@@ -26,9 +27,9 @@ def run(flags: argparse.Namespace) -> int:
         stop=flags.stop,
         max_tokens=flags.max_tokens,
     )
+    adapter = chosen_adapter(flags)
     with load_llm(flags) as llm, Progress("generating") as progress:
-        only = llm.adapters[0] if len(llm.adapters) == 1 else None
-        outputs = llm.generate(prompts, params, adapter=flags.with_adapter or only, progress=progress)
+        outputs = llm.generate(prompts, params, adapter=adapter, progress=progress)
     for output in outputs:
         print(json.dumps(_as_dict(output)) if flags.json else shown(_as_text(output), sys.stdout))
     return 0

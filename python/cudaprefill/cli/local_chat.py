@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 
+from cudaprefill.cli.engine_flags import chosen_adapter
 from cudaprefill.cli.load import load_llm
 from cudaprefill.engine.request_stream import RequestStream
 from cudaprefill.llm import LLM
@@ -45,13 +46,15 @@ class LocalAnswer:
 class LocalBackend:
     """An engine in this process, as the chat wants it."""
 
-    def __init__(self, llm: LLM, params: SamplingParams) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, adapter: str | None) -> None:
         self._llm = llm
         self._params = params
-        self.title = f"{llm.info.model} on {llm.info.device}/{llm.info.kernels}"
+        self._adapter = adapter
+        model = llm.info.model if adapter is None else f"{llm.info.model} with {adapter}"
+        self.title = f"{model} on {llm.info.device}/{llm.info.kernels}"
 
     def ask(self, messages: list[Message]) -> LocalAnswer:
-        return LocalAnswer(self._llm.stream_chat(messages, self._params))
+        return LocalAnswer(self._llm.stream_chat(messages, self._params, adapter=self._adapter))
 
 
 @contextlib.contextmanager
@@ -59,5 +62,6 @@ def open_backend(flags: argparse.Namespace) -> Iterator[LocalBackend]:
     params = SamplingParams(
         temperature=flags.temperature, top_p=flags.top_p, seed=flags.seed, max_tokens=flags.max_tokens
     )
+    adapter = chosen_adapter(flags)
     with load_llm(flags) as llm:
-        yield LocalBackend(llm, params)
+        yield LocalBackend(llm, params, adapter)

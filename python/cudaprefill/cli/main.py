@@ -55,6 +55,11 @@ def build_parser() -> argparse.ArgumentParser:
     chat = commands.add_parser("chat", help="chat and watch; without a terminal: prompts in line by line, answers out")
     _add_client_flags(chat, "(default: an engine of its own, with the engine flags)")
     chat.add_argument("--plain", action="store_true", help="on a terminal too: line by line, without a desktop")
+    chat.add_argument(
+        "--with-adapter",
+        metavar="NAME",
+        help="who answers: one of those of --adapter (default: the only one), or of the server of --url",
+    )
     chat.add_argument("--system", metavar="TEXT", help="system prompt")
     chat.add_argument("--max-tokens", type=count, metavar="N", help="longest answer (default: what the context allows)")
     chat.add_argument("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")

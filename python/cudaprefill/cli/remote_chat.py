@@ -71,6 +71,8 @@ def open_backend(flags: argparse.Namespace) -> Iterator[RemoteBackend]:
     fields = {"temperature": flags.temperature, "top_p": flags.top_p, "max_output_tokens": flags.max_tokens}
     if flags.seed is not None:
         fields["seed"] = flags.seed
+    if flags.with_adapter is not None:
+        fields["model"] = flags.with_adapter
     with Client(url, flags.api_key) as client:
         try:
             client.connect()

@@ -1,4 +1,4 @@
-"""System prompt and sampling of a conversation."""
+"""Who answers a conversation, its system prompt and sampling."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ class ChatSettingsDialog(Dialog[ChatSettings]):
         yield Label("Longest answer, tokens (empty: what the context allows)")
         longest = "" if settings.max_tokens is None else str(settings.max_tokens)
         yield Input(longest, id="max-tokens", type="integer", compact=True)
+        yield Label("Adapter that answers (empty: the model)")
+        yield Input(settings.model or "", id="model", compact=True)
 
     def result(self) -> ChatSettings:
         longest = self.query_one("#max-tokens", Input).value.strip()
         return replace(
             self._settings,
+            model=self.query_one("#model", Input).value.strip() or None,
             system=self.query_one("#system", TextArea).text.strip(),
             temperature=self._number("temperature", "the temperature", 0.0, 2.0),
             top_p=self._number("top-p", "top-p", 0.0, 1.0),
