@@ -27,6 +27,7 @@ BatchBuilder::BatchBuilder(const RequestTable& table, int32_t max_tokens, int32_
       context_lens_(array_of<int32_t>(max_requests)),
       block_table_(array_of<int32_t>(static_cast<size_t>(max_requests) * max_blocks_)),
       logits_rows_(array_of<int64_t>(max_requests)),
+      logits_requests_(array_of<int64_t>(max_requests)),
       block_copies_(array_of<int64_t>(2 * static_cast<size_t>(max_requests))) {}
 
 void BatchBuilder::build(std::span<const Row> decodes, std::span<const Row> chunks) {
@@ -72,8 +73,11 @@ void BatchBuilder::lay_out(const RequestRow& request) {
   std::copy_n(request.blocks.data(), blocks_for(context_len, size),
               &block_table_[static_cast<size_t>(num_requests_) * table_width_]);
   context_lens_[num_requests_] = context_len;
+  if (context_len == request.num_tokens()) {
+    logits_rows_[num_sampled_] = num_tokens_ - 1;
+    logits_requests_[num_sampled_++] = num_requests_;
+  }
   cu_seqlens_q_[++num_requests_] = num_tokens_;
-  if (context_len == request.num_tokens()) logits_rows_[num_sampled_++] = num_tokens_ - 1;
 }
 
 }  // namespace cudaprefill

@@ -12,12 +12,18 @@ namespace cudaprefill {
 
 // Fills arrays that are allocated once; their contents hold until the next build. T tokens of B requests, decodes
 // first, R of which are sampled, with block tables of M blocks and C copies:
-//     token_ids, position_ids, slot_mapping [T] int64     slot = block * block_size + offset
-//     cu_seqlens_q [B + 1] int32                          request b has the tokens cu_seqlens_q[b] .. cu_seqlens_q[b +
-//     1] context_lens [B] int32                              computed before plus computed now block_table [B, M] int32
-//     valid up to ceil(context_len / block_size) logits_rows [R] int64                               the last token of
-//     each request whose tokens are then all computed block_copies [C, 2] int64                           source,
-//     destination
+//
+//   token_ids, position_ids, slot_mapping [T] int64: slot = block * block_size + offset
+//
+//   cu_seqlens_q [B + 1] int32: request b has the tokens cu_seqlens_q[b] .. cu_seqlens_q[b + 1]
+//
+//   context_lens [B] int32: computed before plus computed now
+//
+//   block_table [B, M] int32: valid up to ceil(context_len / block_size)
+//
+//   logits_rows, logits_requests [R] int64: the last token of each request whose tokens are then all computed; its b
+//
+//   block_copies [C, 2] int64: source, destination
 class BatchBuilder {
  public:
   // The most tokens and requests of a step, and the most tokens of a request.
@@ -39,6 +45,7 @@ class BatchBuilder {
   const int32_t* context_lens() const { return context_lens_.get(); }
   const int32_t* block_table() const { return block_table_.get(); }
   const int64_t* logits_rows() const { return logits_rows_.get(); }
+  const int64_t* logits_requests() const { return logits_requests_.get(); }
   const int64_t* block_copies() const { return block_copies_.get(); }
 
  private:
@@ -61,6 +68,7 @@ class BatchBuilder {
   std::unique_ptr<int32_t[]> context_lens_;
   std::unique_ptr<int32_t[]> block_table_;
   std::unique_ptr<int64_t[]> logits_rows_;
+  std::unique_ptr<int64_t[]> logits_requests_;
   std::unique_ptr<int64_t[]> block_copies_;
 };
 

@@ -271,6 +271,7 @@ void bind_batch_builder(py::module_& m) {
                                   view(builder.context_lens(), {B}, self),
                                   view(builder.block_table(), {B, builder.table_width()}, self),
                                   view(builder.logits_rows(), {builder.num_sampled()}, self),
+                                  view(builder.logits_requests(), {builder.num_sampled()}, self),
                                   view(builder.block_copies(), {builder.num_copies(), 2}, self));
           },
           py::arg("decodes"), py::arg("chunks"));

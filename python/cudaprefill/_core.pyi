@@ -182,8 +182,9 @@ class BatchBuilder:
         NDArray[np.int32],
         NDArray[np.int64],
         NDArray[np.int64],
+        NDArray[np.int64],
     ]:
-        """token_ids, position_ids, slot_mapping, cu_seqlens_q, context_lens, block_table, logits_rows, block_copies.
+        """The fields of `BatchArrays` (engine/schedule.py), in their order.
 
         Views that the next call overwrites. Raises ValueError when the step is larger than the arrays.
         """

@@ -43,8 +43,8 @@ def test_each_kind_of_step_is_profiled_as_asked(model: str, capsys: pytest.Captu
         assert profile["num_steps"] == 4
         assert sum(profile["parts"].values()) == pytest.approx(profile["seconds"])
         assert profile["seconds_without_clocks"] > 0
-    attention = [{name for name in each["parts"] if "attention" in name} for each in (decodes, prefill)]
-    assert attention == [{"forward: attention of decodes"}, {"forward: attention of chunks"}]
+    assert "forward: attention of chunks" not in decodes["parts"]
+    assert {"forward: attention of chunks"} <= set(prefill["parts"]) & set(mixed["parts"])
 
 
 def test_experts_and_their_router_have_parts_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

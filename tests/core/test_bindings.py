@@ -51,8 +51,8 @@ def test_a_batch_comes_as_arrays_of_the_right_types_that_outlive_their_builder()
     arrays = builder.build([], [row])
     del table, builder
     gc.collect()
-    assert [array.dtype for array in arrays] == [np.int64] * 3 + [np.int32] * 3 + [np.int64] * 2
-    assert [array.shape for array in arrays] == [(3,), (3,), (3,), (2,), (1,), (1, 1), (1,), (0, 2)]
+    assert [array.dtype for array in arrays] == [np.int64] * 3 + [np.int32] * 3 + [np.int64] * 3
+    assert [array.shape for array in arrays] == [(3,), (3,), (3,), (2,), (1,), (1, 1), (1,), (1,), (0, 2)]
     assert arrays[0].tolist() == [7, 8, 9]
 
 

@@ -42,6 +42,7 @@ TEST(a_mixed_step_is_laid_out_decodes_first) {
   CHECK((copy_of(builder.block_table(), 5) == std::vector<int32_t>{0, 1, 2, 3, 4}));
   // The first chunk does not end its prompt.
   CHECK((copy_of(builder.logits_rows(), builder.num_sampled()) == std::vector<int64_t>{0, 7}));
+  CHECK((copy_of(builder.logits_requests(), builder.num_sampled()) == std::vector<int64_t>{0, 2}));
   CHECK(builder.num_copies() == 0);
 }
 

@@ -135,6 +135,7 @@ class RandomSteps:
             context_lens=np.array([len(request.token_ids) for request in self._in_step], dtype=np.int32),
             block_table=table,
             logits_rows=np.array(starts[1:], dtype=np.int64) - 1,
+            logits_requests=np.arange(len(self._in_step)),
             block_copies=np.array(copies, dtype=np.int64).reshape(-1, 2),
             num_decodes=num_decodes,
         )

@@ -35,9 +35,9 @@ class CountingDecoder(Decoder):
 
     num_forwards = 0
 
-    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, kv_cache: KVCache, *, sampled_only: bool = False) -> Tensor:
         self.num_forwards += 1
-        return super().forward(batch, kv_cache)
+        return super().forward(batch, kv_cache, sampled_only=sampled_only)
 
 
 def kv_cache_of(model: Decoder) -> KVCache:

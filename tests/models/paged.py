@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,9 +43,15 @@ class PagedRunner:
 
     @torch.inference_mode()
     def step(
-        self, decodes: dict[str, int] | None = None, chunks: dict[str, list[int]] | None = None
+        self,
+        decodes: dict[str, int] | None = None,
+        chunks: dict[str, list[int]] | None = None,
+        sampled: Sequence[str] | None = None,
     ) -> dict[str, Tensor]:
-        """Computes one token of each decode and the tokens of each chunk; the logits of all rows, by request."""
+        """Computes one token of each decode and the tokens of each chunk; the logits of all rows, by request.
+
+        sampled: in the order of the step, the requests whose last row is wanted, and no other row.
+        """
         work = {request: [token] for request, token in (decodes or {}).items()} | (chunks or {})
         token_ids: list[int] = []
         position_ids: list[int] = []
@@ -60,6 +67,8 @@ class PagedRunner:
             cu_seqlens_q.append(len(token_ids))
         width = max(len(self._tables[request]) for request in work) + 2
         tables = [self._tables[request] + [_POISON] * (width - len(self._tables[request])) for request in work]
+        names = list(work)
+        ends = [(cu_seqlens_q[names.index(name) + 1] - 1, names.index(name)) for name in sampled or ()]
         batch = Batch(
             token_ids=torch.tensor(token_ids),
             position_ids=torch.tensor(position_ids),
@@ -67,11 +76,14 @@ class PagedRunner:
             cu_seqlens_q=torch.tensor(cu_seqlens_q, dtype=torch.int32),
             context_lens=torch.tensor([self._lengths[request] for request in work], dtype=torch.int32),
             block_table=torch.tensor(tables, dtype=torch.int32),
-            logits_rows=torch.arange(len(token_ids)),
+            logits_rows=torch.tensor([row for row, _ in ends], dtype=torch.int64),
+            logits_requests=torch.tensor([request for _, request in ends], dtype=torch.int64),
             block_copies=torch.empty(0, 2, dtype=torch.int64),
             num_decodes=len(decodes or {}),
         )
-        logits = self.decoder.logits(self.decoder.forward(batch, self.kv_cache))
+        logits = self.decoder.logits(self.decoder.forward(batch, self.kv_cache, sampled_only=sampled is not None))
+        if sampled is not None:
+            return {name: logits[place : place + 1] for place, name in enumerate(sampled)}
         return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
 
     def _grow(self, request: str, length: int) -> list[int]:

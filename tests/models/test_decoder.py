@@ -144,6 +144,45 @@ def test_mixed_steps_of_decodes_and_chunks(pair: Pair, seed: int) -> None:
         assert_same_logits(torch.cat(logits[name]), reference_logits(reference, tokens))
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_sampled_rows_alone(pair: Pair, seed: int) -> None:
+    """They are those of a step that computes all rows, and so are the K and V of every token."""
+    _, decoder = pair
+    rng = random.Random(seed)
+    sequences = {name: random_tokens(60, seed=ord(name) + seed) for name in "abcde"}
+    whole, alone = PagedRunner(decoder, seed=seed), PagedRunner(decoder, seed=seed)
+    lengths = {name: rng.randint(1, 40) for name in "abc"}
+    first = {name: sequences[name][:length] for name, length in lengths.items()}
+    steps: list[tuple[dict[str, int], dict[str, list[int]], str]] = [
+        ({}, first, ""),
+        ({"a": 5}, {"c": sequences["c"][lengths["c"] :]}, "a"),
+        ({"a": 7, "b": 8}, {"c": [3], "d": sequences["d"], "e": sequences["e"]}, "abce"),
+        ({}, {"c": [4], "d": sequences["d"]}, "d"),
+        ({"a": 9, "b": 10}, {}, "ab"),
+    ]
+    for decodes, chunks, sampled in steps:
+        expected = whole.step(decodes, chunks)
+        logits = alone.step(decodes, chunks, sampled=list(sampled))
+        assert list(logits) == list(sampled)
+        for name, row in logits.items():
+            torch.testing.assert_close(row, expected[name][-1:], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(alone.kv_cache.data, whole.kv_cache.data, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("sampled", [[], ["b"], ["a", "b"]])
+def test_no_other_row_goes_through_the_last_feed_forward(build: Callable[..., Pair], sampled: list[str]) -> None:
+    _, decoder = build("llama")
+    multiply, rows = decoder._linear, []
+
+    def counting(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        rows.extend(x.shape[0] for layer in decoder.weights.layers if weight is layer.down)
+        return multiply(x, weight, bias)
+
+    decoder._linear = counting
+    PagedRunner(decoder).step(chunks={"a": PROMPT[:40], "b": PROMPT[:30]}, sampled=sampled)
+    assert rows == [70] * (decoder.config.num_layers - 1) + [len(sampled)] * bool(sampled)
+
+
 @pytest.mark.parametrize(("max_model_len", "length"), [(64, 50), (256, 75)])
 def test_longrope_within_and_beyond_the_pretraining(tmp_path: Any, max_model_len: int, length: int) -> None:
     """transformers looks at each sequence, this engine at the longest that it will take."""

@@ -5,6 +5,8 @@
     row_ids:   0 2 | 1 4 5 6           in the order of the adapters; those of base are nowhere
     row_starts: 0    2         6
 
+and the same among the rows that are sampled: here 0 1 2 3, and 4 if the chunk of b ends its prompt.
+
 The tables of matrices are made anew when an adapter comes that they do not name, the rows when a step has others than
 the step before: while the same requests decode on, a step costs nothing here.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,11 +32,13 @@ if TYPE_CHECKING:
     from cudaprefill.adapters.lora_weights import LoraWeights
     from cudaprefill.engine.batch import Batch
     from cudaprefill.engine.request_queue import RequestRows
-    from cudaprefill.engine.schedule import Chunk, Schedule
+    from cudaprefill.engine.schedule import Schedule
     from cudaprefill.models.block_matrix import Matrix
     from cudaprefill.models.weights import LayerWeights
 
 Linear = Callable[[Tensor, "Matrix", "Tensor | None"], Tensor]
+
+_RowsOf = Mapping["LoraWeights", "list[NDArray[np.int32]]"]
 
 # Adapters without rows that stay in the tables in case they get some again.
 _MAX_IDLE = 32
@@ -72,17 +76,28 @@ class LoraTables:
         return self._by_matrix
 
 
+class LoraRows(NamedTuple):
+    """Which rows of a matrix use which adapter."""
+
+    row_ids: Tensor  # [rows] int32
+    row_starts: Tensor  # [tables.num_adapters + 1] int32
+
+
 @dataclass(frozen=True)
 class LoraBatch:
     """The rows of one step's adapters."""
 
     tables: LoraTables
-    row_ids: Tensor  # [rows] int32
-    row_starts: Tensor  # [tables.num_adapters + 1] int32
+    rows: LoraRows  # of all T
+    sampled: LoraRows  # of the R that are sampled, counted among themselves
 
-    def linear_with(self, linear: Linear, layers: Sequence[LayerWeights]) -> Linear:
-        """`linear`, followed by what the adapters add to it; `layers` are those of the model it is used for."""
-        tables, row_ids, row_starts = self.tables.by_matrix(layers), self.row_ids, self.row_starts
+    def linear_with(self, linear: Linear, layers: Sequence[LayerWeights], sampled_only: bool = False) -> Linear:
+        """`linear`, followed by what the adapters add to it; `layers` are those of the model it is used for.
+
+        For x of all rows of the batch, or of those that are sampled.
+        """
+        tables = self.tables.by_matrix(layers)
+        row_ids, row_starts = self.sampled if sampled_only else self.rows
 
         def linear_with_lora(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
             out = linear(x, weight, bias)
@@ -119,32 +134,42 @@ class LoraBatches:
         arrays = {adapter: np.array(of_adapter, np.int32) for adapter, of_adapter in rows.items()}
         self._decodes = weakref.ref(decodes)
         self._decode_rows = [(weakref.ref(adapter), array) for adapter, array in arrays.items()]
-        self._decode_batch = self._batch({adapter: [array] for adapter, array in arrays.items()})
+        rows_of = {adapter: [array] for adapter, array in arrays.items()}
+        self._decode_batch = self._batch(rows_of, sampled=rows_of)
 
     def _with_chunks(self, schedule: Schedule) -> LoraBatch | None:
         rows: dict[LoraWeights, list[NDArray[np.int32]]] = {}
+        sampled: dict[LoraWeights, list[NDArray[np.int32]]] = {}
         for reference, array in self._decode_rows:
             adapter = reference()
             assert adapter is not None  # its requests are in the schedule
-            rows[adapter] = [array]
-        for adapter, first, length in _chunk_rows(schedule.chunks, len(schedule.decodes.requests)):
-            rows.setdefault(adapter, []).append(np.arange(first, first + length, dtype=np.int32))
-        return self._batch(rows)
+            rows[adapter], sampled[adapter] = [array], [array]
+        row = num_sampled = len(schedule.decodes.requests)
+        for chunk in schedule.chunks:
+            if chunk.request.adapter is not None and chunk.request.adapter.lora is not None:
+                lora = chunk.request.adapter.lora
+                rows.setdefault(lora, []).append(np.arange(row, row + chunk.length, dtype=np.int32))
+                if chunk.is_last:
+                    sampled.setdefault(lora, []).append(np.array([num_sampled], np.int32))
+            row += chunk.length
+            num_sampled += chunk.is_last
+        return self._batch(rows, sampled)
 
-    def _batch(self, rows: Mapping[LoraWeights, list[NDArray[np.int32]]]) -> LoraBatch | None:
+    def _batch(self, rows: _RowsOf, sampled: _RowsOf) -> LoraBatch | None:
         if not rows:
             return None
         tables = self._tables_for(rows)
+        return LoraBatch(tables, self._lora_rows(tables, rows), self._lora_rows(tables, sampled))
+
+    def _lora_rows(self, tables: LoraTables, rows: _RowsOf) -> LoraRows:
         by_place = sorted((tables.places[adapter], arrays) for adapter, arrays in rows.items())
         counts = np.zeros(tables.num_adapters, np.int32)
         for place, arrays in by_place:
             counts[place] = sum(map(len, arrays))
-        row_ids = np.concatenate([array for _, arrays in by_place for array in arrays])
+        row_ids = np.concatenate([np.empty(0, np.int32), *(array for _, arrays in by_place for array in arrays)])
         row_starts = np.concatenate(([0], counts.cumsum()))
-        return LoraBatch(
-            tables,
-            device_tensor(row_ids, torch.int32, self._device),
-            device_tensor(row_starts, torch.int32, self._device),
+        return LoraRows(
+            device_tensor(row_ids, torch.int32, self._device), device_tensor(row_starts, torch.int32, self._device)
         )
 
     def _tables_for(self, adapters: Iterable[LoraWeights]) -> LoraTables:
@@ -154,12 +179,3 @@ class LoraBatches:
             idle = [adapter for adapter in known if adapter not in set(wanted)]
             self._tables = LoraTables([*wanted, *idle[:_MAX_IDLE]], self._device)
         return self._tables
-
-
-def _chunk_rows(chunks: Sequence[Chunk], first: int) -> Iterable[tuple[LoraWeights, int, int]]:
-    """Adapter, first row and number of rows of each chunk that has one; the rows of the chunks begin at `first`."""
-    for chunk in chunks:
-        adapter = chunk.request.adapter
-        if adapter is not None and adapter.lora is not None:
-            yield adapter.lora, first, chunk.length
-        first += chunk.length

@@ -44,7 +44,8 @@ class Batch:
     cu_seqlens_q: Tensor  # [B + 1] int32: request b owns rows cu_seqlens_q[b] .. cu_seqlens_q[b + 1]
     context_lens: Tensor  # [B] int32: cached plus new tokens
     block_table: Tensor  # [B, M] int32: logical block -> physical block, valid to ceil(context_len / block_size)
-    logits_rows: Tensor  # [R] int64: rows whose logits are sampled: of decodes and of last chunks
+    logits_rows: Tensor  # [R] int64: rows whose logits are sampled, of each decode and of the end of each last chunk
+    logits_requests: Tensor  # [R] int64: the requests, from 0 to B - 1, that they belong to
     block_copies: Tensor  # [C, 2] int64: source and destination of each copy-on-write, done before the forward pass
     num_decodes: int
     embedded: EmbeddedRows | None = None
@@ -54,6 +55,10 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[0]
+
+    @property
+    def num_sampled(self) -> int:
+        return self.logits_rows.shape[0]
 
     @property
     def num_chunks(self) -> int:
@@ -78,6 +83,7 @@ class Batch:
             context_lens=tensor(arrays.context_lens),
             block_table=tensor(arrays.block_table),
             logits_rows=tensor(arrays.logits_rows),
+            logits_requests=tensor(arrays.logits_requests),
             block_copies=tensor(arrays.block_copies),
             num_decodes=arrays.num_decodes,
         )

@@ -103,6 +103,7 @@ def _padding(size: int, max_blocks: int, device: torch.device) -> Batch:
         context_lens=torch.zeros(size, dtype=torch.int32, device=device),
         block_table=torch.zeros((size, max_blocks), dtype=torch.int32, device=device),
         logits_rows=torch.arange(size, device=device),
+        logits_requests=torch.arange(size, device=device),
         block_copies=torch.empty((0, 2), dtype=torch.int64, device=device),
         num_decodes=size,
     )
@@ -118,6 +119,7 @@ def _first_rows(batch: Batch, size: int) -> Batch:
         context_lens=batch.context_lens[:size],
         block_table=batch.block_table[:size],
         logits_rows=batch.logits_rows[:size],
+        logits_requests=batch.logits_requests[:size],
         block_copies=batch.block_copies,
         num_decodes=size,
     )

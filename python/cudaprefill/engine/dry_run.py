@@ -37,6 +37,7 @@ class DryRun:
             context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
             block_table=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
             logits_rows=positions[-1:],
+            logits_requests=positions[:1],
             block_copies=torch.empty((0, 2), dtype=torch.int64, device=device),
             num_decodes=0,
         )

@@ -15,8 +15,8 @@ from cudaprefill.engine.kv_cache import KVCache
 class Model(Protocol):
     """What a step needs of a model."""
 
-    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
-        """Hidden states [T, H]; writes the K and V of all T tokens."""
+    def forward(self, batch: Batch, kv_cache: KVCache, *, sampled_only: bool = False) -> Tensor:
+        """Hidden states [T, H], or [R, H] of the rows that are sampled; writes the K and V of all T tokens."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of each row of hidden [R, H]: [R, V] float32."""
@@ -32,7 +32,8 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor:
         """Logits [R, V] float32 of the batch's `logits_rows`."""
-        return self.logits(self.hidden(batch).index_select(0, batch.logits_rows))
+        self.prepare_cache(batch)
+        return self.logits(self.model.forward(batch, self.kv_cache, sampled_only=True))
 
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> Tensor:

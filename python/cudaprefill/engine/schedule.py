@@ -46,6 +46,7 @@ class BatchArrays(NamedTuple):
     context_lens: NDArray[np.int32]  # [B]
     block_table: NDArray[np.int32]  # [B, M]
     logits_rows: NDArray[np.int64]  # [R]
+    logits_requests: NDArray[np.int64]  # [R]
     block_copies: NDArray[np.int64]  # [C, 2]
     num_decodes: int
 

@@ -29,6 +29,7 @@ from cudaprefill.models.block_matrix import BlockMatrix
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.feed_forward import FeedForward, Linear, feed_forward
 from cudaprefill.models.rope import RopeConfig
+from cudaprefill.models.step_attention import StepAttention
 from cudaprefill.models.weights import DecoderWeights, LayerWeights
 
 
@@ -64,7 +65,6 @@ class Decoder:
             _Layer(layer, rope_tables[of.rope], of.window, feed_forward(config, of, layer), norm_after)
             for of, layer, norm_after in zip(config.layers, weights.layers, norms_after, strict=True)
         ]
-        self._scale = config.attention_scale or config.head_size**-0.5
         self._embedding_scale = config.embedding_scale
         if isinstance(weights.embedding, Tensor):  # the scale is rounded as the rows that it multiplies
             self._embedding_scale = torch.tensor(config.embedding_scale).to(weights.embedding.dtype).item()
@@ -99,31 +99,25 @@ class Decoder:
             rows = functional.embedding(token_ids, embedding).to(self.activation_dtype)
         return rows if self._embedding_scale == 1 else rows.mul_(self._embedding_scale)
 
-    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+    def forward(self, batch: Batch, kv_cache: KVCache, *, sampled_only: bool = False) -> Tensor:
         """Hidden states after the final norm, [T, H] of the activation dtype; writes K and V of all T tokens.
+
+        sampled_only: [R, H], of the batch's `logits_rows` alone. The last layer then computes these rows and no others
+        once their K and V are written: nobody asks for what it makes of the rest.
 
         Needs at least one token, position ids within the RoPE tables, and to be called under torch.inference_mode().
         """
-        config, linear, lora = self.config, self._linear, batch.lora
-        if lora is not None:
-            linear = lora.linear_with(linear, self.weights.layers)
-        eps, scale, softcap = config.rms_norm_eps, self._scale, config.attention_softcap
+        config, linear, eps = self.config, self._linear_of(batch), self.config.rms_norm_eps
         heads = (config.num_q_heads, config.num_kv_heads, config.num_kv_heads)
-        num_tokens, num_decodes, has_chunks = batch.num_tokens, batch.num_decodes, batch.num_chunks > 0
-        qkv_shape = (num_tokens, sum(heads), config.head_size)
+        qkv_shape = (batch.num_tokens, sum(heads), config.head_size)
         position_ids, slot_mapping = batch.position_ids, batch.slot_mapping
-        block_table, context_lens, starts = batch.block_table, batch.context_lens, batch.cu_seqlens_q
-        decode_table, decode_lens = block_table[:num_decodes], context_lens[:num_decodes]
-        chunk_table, chunk_lens = block_table[num_decodes:], context_lens[num_decodes:]
-        chunk_starts = starts[num_decodes:]
-        at_once = self.attends_at_once and num_decodes > 0 and has_chunks
+        last = self._layers[-1] if sampled_only and batch.num_sampled < batch.num_tokens else None
 
         residual = self._embed(batch)
-        attended = residual.new_empty((num_tokens, config.num_q_heads, config.head_size))  # of each layer in turn
-        attended_rows, attended_decodes = attended.view(num_tokens, -1), attended[:num_decodes]
+        attention = self._attention(batch, residual)
         x: Tensor = ops.rms_norm(residual, self.weights.layers[0].attention_norm, eps)
         for layer, (k_cache, v_cache) in zip(self._layers, kv_cache.layers, strict=True):
-            weights, window = layer.weights, layer.window
+            weights = layer.weights
             q, k, v = linear(x, weights.qkv, weights.qkv_bias).view(qkv_shape).split_with_sizes(heads, 1)
             ops.rope_write_kv(
                 q,
@@ -138,31 +132,13 @@ class Decoder:
                 weights.k_norm,
                 eps,
             )
-            if at_once:
-                ops.mixed_attention(
-                    q,
-                    k_cache,
-                    v_cache,
-                    block_table,
-                    starts,
-                    context_lens,
-                    attended,
-                    num_decodes,
-                    scale,
-                    window,
-                    softcap,
-                )
-            else:
-                if num_decodes:
-                    decode_q = q[:num_decodes] if has_chunks else q
-                    ops.decode_attention(
-                        decode_q, k_cache, v_cache, decode_table, decode_lens, attended_decodes, scale, window, softcap
-                    )
-                if has_chunks:
-                    ops.prefill_attention(
-                        q, k_cache, v_cache, chunk_table, chunk_starts, chunk_lens, attended, scale, window, softcap
-                    )
-            x = linear(attended_rows, weights.o, weights.o_bias)
+            if layer is last:
+                q, residual = q.index_select(0, batch.logits_rows), residual.index_select(0, batch.logits_rows)
+                if batch.num_sampled == 0:
+                    return residual
+                linear = self._linear_of(batch, sampled_only=True)
+                attention = self._attention(batch, residual, sampled_only=True)
+            x = linear(attention(q, k_cache, v_cache, layer.window), weights.o, weights.o_bias)
             if weights.attention_output_norm is not None:
                 x = ops.rms_norm(x, weights.attention_output_norm, eps)
             x = ops.add_rms_norm(x, residual, weights.feed_forward_norm, eps)
@@ -171,6 +147,17 @@ class Decoder:
                 x = ops.rms_norm(x, weights.feed_forward_output_norm, eps)
             x = ops.add_rms_norm(x, residual, layer.norm_after, eps)
         return x
+
+    def _linear_of(self, batch: Batch, sampled_only: bool = False) -> Linear:
+        """The linear layers for rows of a batch, with what their adapters add."""
+        if batch.lora is None:
+            return self._linear
+        return batch.lora.linear_with(self._linear, self.weights.layers, sampled_only)
+
+    def _attention(self, batch: Batch, rows: Tensor, sampled_only: bool = False) -> StepAttention:
+        """The attention of `rows` [R, H] of a batch."""
+        out = rows.new_empty((rows.shape[0], self.config.num_q_heads, self.config.head_size))
+        return StepAttention(self.config, batch, out, at_once=self.attends_at_once, sampled_only=sampled_only)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Of each row of `hidden` [R, H]: [R, V] float32."""

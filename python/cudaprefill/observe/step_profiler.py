@@ -34,7 +34,7 @@ OP_PARTS = {
     "rms_norm": "norms",
     "add_rms_norm": "norms",
     "rope_write_kv": "rope and KV write",
-    "decode_attention": "attention of decodes",
+    "decode_attention": "attention of single tokens",
     "prefill_attention": "attention of chunks",
     "mixed_attention": "attention of decodes and chunks",
     "silu_and_mul": "activate and multiply",
