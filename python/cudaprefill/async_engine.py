@@ -126,9 +126,12 @@ class AsyncEngine:
         request = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, None)
 
-    async def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
-        """Reads an adapter as PEFT saves it. Raises AdapterError saying what is wrong, or that the name is taken."""
-        await asyncio.to_thread(self.adapters.load, name, folder)
+    async def load_adapter(self, name: str, folder: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """Reads an adapter as PEFT saves it. Raises AdapterError saying what is wrong, or that the name is taken.
+
+        in_place: one of the same name gives way, if there is one; its requests end with what they began with.
+        """
+        await asyncio.to_thread(self.adapters.load, name, folder, in_place=in_place)
 
     async def unload_adapter(self, name: str) -> None:
         """Refuses new requests for the adapter at once, and returns when the last running one has ended.

@@ -135,9 +135,12 @@ class LLM:
         """The names of those that are loaded."""
         return self._adapters.names
 
-    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
-        """Reads an adapter as PEFT saves it. Raises AdapterError saying what is wrong, or that the name is taken."""
-        self._adapters.load(name, folder)
+    def load_adapter(self, name: str, folder: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """Reads an adapter as PEFT saves it. Raises AdapterError saying what is wrong, or that the name is taken.
+
+        in_place: one of the same name gives way, if there is one; its requests end with what they began with.
+        """
+        self._adapters.load(name, folder, in_place=in_place)
 
     def unload_adapter(self, name: str) -> None:
         """Refuses new requests for the adapter at once, and returns when the last running one has ended.

@@ -243,6 +243,35 @@ def test_an_unload_waits_for_running_requests_and_refuses_new_ones(server: Adapt
     assert answers["complete"]["choices"][0]["text"] == text_of(expected(VIRTUAL + PROMPT)[:5])
 
 
+def test_a_load_in_place_leaves_running_requests_what_they_began_with(
+    server: AdapterServer, third: httpx.Client
+) -> None:
+    assert post(third, "load", lora_name="third", lora_path="third", load_inplace=True).status_code == 200
+    before = server.state.engine.adapters.get("third")
+    server.runner.gate.clear()
+    answers: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        with server.client() as client:
+            answers.append(complete(client, "third"))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    server.wait_until(lambda: before.num_uses == 1, "the request to arrive")
+    path = str(write_prompt_adapter(server.folder / "shorter", 16, 9))
+    assert post(third, "load", lora_name="third", lora_path="nowhere", load_inplace=True).status_code == 400
+    assert server.state.engine.adapters.get("third") is before
+    assert post(third, "load", lora_name="third", lora_path=path, load_inplace=True).status_code == 200
+    server.runner.gate.set()
+    asking.join()
+    details = [
+        each["usage"]["prompt_tokens_details"]["virtual_tokens"] for each in (*answers, complete(third, "third"))
+    ]
+    assert details == [NUM_VIRTUAL, 16]
+    assert post(third, "load", lora_name="third", lora_path="third", load_inplace="yes").status_code == 400
+    assert post(third, "load", lora_name=MODEL, lora_path="third", load_inplace=True).status_code == 400
+
+
 def test_what_cannot_be_loaded(server: AdapterServer, third: httpx.Client) -> None:
     write_prompt_adapter(server.folder / "wrong", NUM_VIRTUAL, token_dim=4)
     for name, path, reason in (

@@ -67,13 +67,17 @@ class AdapterRegistry:
                 return adapter.name
         return f"{content_hash.hex()[:12]} (not loaded)"
 
-    def load(self, name: str, folder: str | os.PathLike[str]) -> Adapter:
-        """Reads an adapter. Raises AdapterError saying what is wrong, or that the name is taken."""
+    def load(self, name: str, folder: str | os.PathLike[str], *, in_place: bool = False) -> Adapter:
+        """Reads an adapter. Raises AdapterError saying what is wrong, or that the name is taken.
+
+        in_place: where the name is taken, this one takes the other's place; who has the other goes on with it.
+        """
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
             raise AdapterError(f"the name of an adapter must be 1 to {MAX_NAME} printable characters, got {show(name)}")
         if self.target is None:
             raise AdapterError("this engine takes no adapters")
-        self._refuse_taken(name)
+        if not in_place:
+            self._refuse_taken(name)
         path = Path(folder)
         fields = AdapterFields(read_config(path))
         loader = LOADERS.get(fields.peft_type)
@@ -83,7 +87,8 @@ class AdapterRegistry:
             )
         adapter = loader(name, path, fields, read_tensors(path, _most_bytes(self.target)), self.target)
         with self._lock:
-            self._refuse_taken(name)
+            if not in_place:
+                self._refuse_taken(name)
             self._adapters[name] = adapter
         return adapter
 

@@ -23,6 +23,7 @@ class LoadAdapter(BaseModel):
 
     lora_name: str = Field(description="what requests will name as their model")
     lora_path: str = Field(description="a folder as PEFT saves it, inside the one of --allow-runtime-adapters")
+    load_inplace: bool = Field(False, description="take the place of an adapter of this name, if there is one")
 
 
 class UnloadAdapter(BaseModel):
@@ -37,7 +38,7 @@ async def load_adapter(call: Call[LoadAdapter]) -> Response:
     path = _inside(folder, call.fields.lora_path)
     if name in call.state.model_names:
         raise ApiError(400, f"lora_name {name!r} is the name of the model", param="lora_name")
-    await call.state.engine.load_adapter(name, path)
+    await call.state.engine.load_adapter(name, path, in_place=call.fields.load_inplace)
     return PlainTextResponse(f"Success: adapter {name!r} was loaded.")
 
 
