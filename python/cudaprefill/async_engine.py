@@ -8,7 +8,7 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from types import TracebackType
 from typing import Any, TypeVar
@@ -109,10 +109,14 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         arrival_time: float | None = None,
         executor: Executor | None = None,
     ) -> AsyncRequestStream:
-        """Answers a conversation through the model's chat template. Otherwise as `generate`."""
+        """Answers a conversation through the model's chat template. Otherwise as `generate`.
+
+        chat_template_kwargs: variables of the template, such as enable_thinking of Qwen3.
+        """
         process = functools.partial(
             self._input_processor.process_chat,
             self._new_id() if request_id is None else request_id,
@@ -122,6 +126,7 @@ class AsyncEngine:
             arrival_time=time.monotonic() if arrival_time is None else arrival_time,
             cache_salt=cache_salt,
             adapter=adapter,
+            chat_template_kwargs=chat_template_kwargs,
         )
         request = await asyncio.get_running_loop().run_in_executor(executor, process)
         return self._submit(request, None)

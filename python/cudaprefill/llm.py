@@ -100,9 +100,13 @@ class LLM:
         sampling_params: Params = None,
         *,
         adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or each of several, through the model's chat template. Otherwise as `generate`."""
+        """Answers one conversation, or each of several, through the model's chat template. Otherwise as `generate`.
+
+        chat_template_kwargs: variables of the template, such as enable_thinking of Qwen3.
+        """
         if not isinstance(conversations, (list, tuple)):
             raise ValueError(f"conversations must be a list of messages or of such lists, got {_kind(conversations)}")
         one = bool(conversations) and isinstance(conversations[0], Mapping)
@@ -111,7 +115,9 @@ class LLM:
         requests: list[tuple[Request, str | None]] = []
         for number, (messages, params) in enumerate(_paired(listed, sampling_params, "conversations")):
             with _naming(f"conversation {number}"):
-                request = self._input_processor.process_chat(self._new_id(), messages, params, adapter=adapter)
+                request = self._input_processor.process_chat(
+                    self._new_id(), messages, params, adapter=adapter, chat_template_kwargs=chat_template_kwargs
+                )
                 requests.append((request, None))
         return self._run(requests, progress)
 
@@ -123,11 +129,18 @@ class LLM:
         return self._submit(*self._input_processor.process_prompt(self._new_id(), prompt, params, adapter=adapter))
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, adapter: str | None = None
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> RequestStream:
         """Answers one conversation; iterate for the deltas as they come. Raises ValueError saying what is wrong."""
         params = SamplingParams() if sampling_params is None else sampling_params
-        request = self._input_processor.process_chat(self._new_id(), messages, params, adapter=adapter)
+        request = self._input_processor.process_chat(
+            self._new_id(), messages, params, adapter=adapter, chat_template_kwargs=chat_template_kwargs
+        )
         return self._submit(request, None)
 
     @property

@@ -29,7 +29,10 @@ EOS = 0
 MAX_MODEL_LEN = 512
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
-CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+    "{% if enable_thinking is defined and enable_thinking is false %}Z{% endif %}"
+)
 
 
 def letters() -> Tokenizer:

@@ -164,6 +164,20 @@ def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored(server: Runnin
     assert ask(server, **fields)["choices"][0]["message"]["content"] == ANSWER
 
 
+def test_variables_of_the_template_are_set(server: RunningServer) -> None:
+    as_text = {"messages": [{"role": "user", "content": f"{TEXT}Z"}]}
+    without = ask(server, chat_template_kwargs={"enable_thinking": False})
+    assert without["choices"] == ask(server, **as_text)["choices"]
+    assert without["usage"]["prompt_tokens"] == len(PROMPT) + 1
+    assert ask(server, chat_template_kwargs={"enable_thinking": True})["choices"] == ask(server)["choices"]
+    with server.client() as client:
+        messages = CHAT_FIELDS["messages"]
+        body = {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+        assert client.post("/tokenize", json=body).json()["count"] == len(PROMPT) + 1
+        refused = client.post("/tokenize", json={**body, "chat_template_kwargs": {"invented": 1}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template_kwargs")
+
+
 def test_a_request_that_names_no_model_gets_the_one_there_is(server: RunningServer) -> None:
     assert ask(server, model=None)["model"] == MODEL
 
@@ -173,7 +187,9 @@ def test_a_request_that_names_no_model_gets_the_one_there_is(server: RunningServ
     [
         ({"tools": [{"type": "function"}]}, "tools", "calls no tools"),
         ({"chat_template": "{{ messages }}"}, "chat_template", "is not supported"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "is not supported"),
+        ({"chat_template_kwargs": {"enable_thinking": "false"}}, "chat_template_kwargs", "must be true or false"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "reads only enable_thinking"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "dictionary"),
         ({"continue_final_message": True}, "continue_final_message", "is not supported"),
         ({"add_generation_prompt": False}, "add_generation_prompt", "is not supported"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids", "is not supported"),

@@ -81,10 +81,15 @@ class InputProcessor:
         arrival_time: float | None = None,
         cache_salt: str | None = None,
         adapter: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Request:
-        """`messages` through the model's chat template, with the opening of the answer behind them."""
+        """`messages` through the model's chat template, with the opening of the answer behind them.
+
+        chat_template_kwargs: variables of the template, such as enable_thinking of Qwen3.
+        """
         arrival_time = time.monotonic() if arrival_time is None else arrival_time
-        parsed = _Parsed(self.tokenizer.encode_chat(messages))
+        variables = self.tokenizer.chat_template.check_variables(chat_template_kwargs or {})
+        parsed = _Parsed(self.tokenizer.encode_chat(messages, **variables))
         return self._request(request_id, parsed, params, priority, arrival_time, cache_salt, adapter)
 
     def _parse(self, prompt: Prompt) -> _Parsed:

@@ -29,7 +29,6 @@ class ChatCompletionRequest(SamplingFields):
         "add_special_tokens": False,
         "audio": None,
         "chat_template": None,
-        "chat_template_kwargs": {},
         "continue_final_message": False,
         "documents": [],
         "echo": False,
@@ -38,6 +37,9 @@ class ChatCompletionRequest(SamplingFields):
     }
 
     messages: list[dict[str, Any]] = Field(description="role and content, which is text or a list of text parts")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="variables of the model's chat template, such as enable_thinking"
+    )
     max_completion_tokens: int | None = Field(None, description="the newer name of max_tokens, and goes before it")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, description="most likely tokens to tell beside each one; needs logprobs")
@@ -132,6 +134,7 @@ async def create_chat_completion(call: Call[ChatCompletionRequest]) -> Response:
         priority=fields.priority,
         cache_salt=fields.cache_salt,
         adapter=model.adapter,
+        chat_template_kwargs=fields.chat_template_kwargs,
         arrival_time=call.arrival_time,
         executor=call.executor,
     )

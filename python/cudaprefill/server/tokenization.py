@@ -27,6 +27,7 @@ class TokenizeRequest(BaseModel):
     add_special_tokens: bool = Field(True, description="of a prompt: what the tokenizer puts around it, as BOS")
     add_generation_prompt: bool = Field(True, description="of messages: open the answer")
     continue_final_message: bool = Field(False, description="of messages: leave the last one open")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="of messages: the template's own variables")
     return_token_strs: bool = False
 
 
@@ -55,6 +56,7 @@ def _tokens(engine: AsyncEngine, fields: TokenizeRequest, max_model_len: int) ->
             fields.messages or [],
             add_generation_prompt=fields.add_generation_prompt and not fields.continue_final_message,
             continue_final_message=fields.continue_final_message,
+            **tokenizer.chat_template.check_variables(fields.chat_template_kwargs or {}),
         )
     strings = [tokenizer.backend.id_to_token(token) for token in tokens] if fields.return_token_strs else None
     return json.dumps(

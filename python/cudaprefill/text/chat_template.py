@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from cudaprefill.sampling_params import show
+from cudaprefill.text.template_variables import check_variables, free_variables
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -44,13 +45,37 @@ class ChatTemplate:
             raise ValueError(f"the chat template does not take these messages: {error}") from error
         return rendered
 
+    def check_variables(self, variables: object) -> dict[str, Any]:
+        """What a request sets of the template's own variables. Raises ValueError naming what cannot be set."""
+        if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+            raise ValueError(f"chat_template_kwargs must map names to values, got {show(variables)}")
+        if variables:
+            check_variables(variables, self._free_variables)
+            for value in variables.values():
+                if isinstance(value, str):
+                    check_unicode("chat_template_kwargs", value)
+        return dict(variables)
+
     @cached_property
-    def _renderer(self) -> Any:
+    def _free_variables(self) -> frozenset[str]:
+        from jinja2 import TemplateError
+
+        try:
+            return free_variables(self._require_source())
+        except TemplateError as error:
+            raise ValueError(f"the chat template is none: {error}") from error
+
+    def _require_source(self) -> str:
         if self.source is None:
             raise ValueError("the model has no chat template; use generate with a prompt instead of chat")
+        return self.source
+
+    @cached_property
+    def _renderer(self) -> Any:
+        source = self._require_source()
         from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # half a second, without torch
 
-        return PreTrainedTokenizerBase(chat_template=self.source, **self._special_tokens)
+        return PreTrainedTokenizerBase(chat_template=source, **self._special_tokens)
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
