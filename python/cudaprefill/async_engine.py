@@ -51,6 +51,7 @@ class AsyncEngine:
         self.events = EventHub(self._loop, self._listen)
         self._engine = EngineThread(parts.engine, self.events.hand_over)
         self.adapters = parts.input_processor.adapters
+        self.most_requests = parts.engine.scheduler.config.most_requests  # that can run or wait at once; None: any
         self._trace = parts.trace
         if self._trace is not None:
             self.events.subscribe(self._trace.record_all)

@@ -119,8 +119,8 @@ def test_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
         server.wait_until(lambda: len(server.state.engine._streams) == 2)
         with concurrent.futures.ThreadPoolExecutor() as threads:
             refused = threads.submit(client.post, CHAT, json={**CHAT_FIELDS, "stream": True})
-            batch = threads.submit(client.post, COMPLETIONS, json={**COMPLETION_FIELDS, "prompt": [[1], [2], [3]]})
-            server.wait_until(lambda: len(server.state.engine._streams) == 6)
+            batch = threads.submit(client.post, COMPLETIONS, json={**COMPLETION_FIELDS, "prompt": [[1], [2]]})
+            server.wait_until(lambda: len(server.state.engine._streams) == 5)
             server.runner.gate.set()
             for response in (refused.result(), batch.result()):
                 assert "max_num_queued_reqs is 1" in error_of(response, 429, "queue_full")
@@ -129,6 +129,16 @@ def test_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
         for connection in connections:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
             connection.close()
+
+
+def test_a_batch_that_no_retry_would_help_is_refused_with_both_numbers() -> None:
+    with RunningServer(max_num_seqs=1, max_num_queued_reqs=2) as server, server.client() as client:
+        fits = client.post(COMPLETIONS, json={**COMPLETION_FIELDS, "prompt": [[1], [2], [3]]})
+        assert len(fits.json()["choices"]) == 3
+        refused = client.post(COMPLETIONS, json={**COMPLETION_FIELDS, "prompt": [[1], [2], [3], [4]]})
+        message = error_of(refused, 400, param="prompt")
+        assert "4 prompts" in message
+        assert "no more than 3" in message
 
 
 def test_a_row_of_logits_that_is_not_finite_ends_its_own_request_alone(server: RunningServer) -> None:

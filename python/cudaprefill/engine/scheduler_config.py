@@ -59,6 +59,11 @@ class SchedulerConfig:
         """Tokens that fit into the pool."""
         return self.num_blocks * self.block_size
 
+    @property
+    def most_requests(self) -> int | None:
+        """That can run or wait at once; None: there is no limit."""
+        return None if self.max_num_queued_reqs is None else self.max_num_seqs + self.max_num_queued_reqs
+
     def longest(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """The length at which a request ends, prompt included."""
         # Alone in the pool it can compute num_slots tokens; the one sampled last is never computed.

@@ -154,6 +154,12 @@ async def create_completion(call: Call[CompletionRequest]) -> Response:
     model = require_model(state, fields.model)
     fields.refuse_unsupported()
     params = fields.params()
+    most = state.engine.most_requests
+    if most is not None and len(fields.prompt) > most:  # a retry could not help
+        raise ValueError(
+            f"prompt holds {len(fields.prompt)} prompts, but no more than {most} can run or wait at once "
+            "(max_num_seqs and max_num_queued_reqs together)"
+        )
     request_id = f"cmpl-{uuid.uuid4().hex}"
     generation = await Generation.submit(state, _submissions(call, params, request_id, model.adapter))
     head: dict[str, object] = {
