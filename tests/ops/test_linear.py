@@ -63,7 +63,7 @@ def test_a_row_of_nan_harms_no_other(num_rows: int) -> None:
     assert out[-1].isnan().all()
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 30, 200])
+@pytest.mark.parametrize("num_rows", [1, 5, 30, 200, 777])
 def test_the_number_of_threads_changes_nothing(num_rows: int) -> None:
     x, weight = torch.randn(num_rows, 576), torch.randn(960, 576)
     threads = ops.num_threads()
