@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -42,6 +43,8 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
 
 
 def _serve(config: ServerConfig, engine: EngineConfig, exit_with_stdin: bool) -> int:
+    # Imports and a model are no garbage: to look for some among them again and again was a quarter of the start.
+    gc.disable()
     # What can be wrong without the model is found out before it is loaded; what needs torch is imported after that.
     from cudaprefill.server.run import bound_socket, serve
 

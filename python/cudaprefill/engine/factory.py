@@ -26,7 +26,7 @@ from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
-from cudaprefill.heap import keep_freed_memory
+from cudaprefill.heap import give_back_freed_memory, keep_freed_memory
 from cudaprefill.models import default_model_path, load_model, read_model_config
 from cudaprefill.models.decoder import Decoder
 from cudaprefill.models.weights import expected_tensors
@@ -174,6 +174,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     else:
         model_runner = DecodeGraphRunner(model, kv_cache, max_num_seqs, max_model_len, CudaGraphs(device).capture)
 
+    give_back_freed_memory()  # of a vocabulary that was read, and of weights on their way
     scheduler_config = replace(scheduler_config, num_blocks=num_blocks)
     eos_token_ids = tuple(model_config.eos_token_ids) or (
         () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)

@@ -76,7 +76,8 @@ class GgufFile:
             self._num_bytes = os.fstat(file.fileno()).st_size
             if self._num_bytes == 0:
                 raise WeightsError(f"{path} is empty")
-            self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._view = memoryview(self._mapping)
         self._offset = 0
         try:
             num_tensors, num_pairs = self._read_counts()
@@ -91,6 +92,13 @@ class GgufFile:
             raise WeightsError(f"{path}: general.alignment must be a power of two, got {alignment!r}")
         start = -self._offset % alignment + self._offset
         self.tensors = {name: self._map_tensor(name, start + at, shape, code) for name, at, shape, code in infos}
+
+    def let_go(self, tensor: GgufTensor) -> None:
+        """Takes the pages of a tensor that was read out of this process; who reads it again gets them from the file."""
+        if hasattr(mmap, "MADV_DONTNEED") and tensor.rows.nbytes > 0:
+            start = tensor.rows.ctypes.data - np.frombuffer(self._view, np.uint8).ctypes.data
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, start + tensor.rows.nbytes - first)
 
     def _read_counts(self) -> tuple[int, int]:
         if bytes(self._view[:4]) != b"GGUF":

@@ -38,6 +38,7 @@ class GgufSource:
     """A TensorSource that dequantises on the way. Raises WeightsError for a quantisation that cannot be undone."""
 
     def __init__(self, file: GgufFile, config: ModelConfig) -> None:
+        self._file = file
         self._names = _layer_names(config.names)
         self._expert_names = _expert_names(config.names)
         self._tensors: dict[str, GgufTensor] = {}
@@ -80,10 +81,12 @@ class GgufSource:
             self._dequantise_into(on_host, tensor, order)
         if on_host is not out:
             out.copy_(on_host)
+        self._file.let_go(tensor)
 
     def copy_blocks_into(self, name: str, out: Tensor) -> None:
-        rows, order = self._tensors[name].rows, self._row_order(name)
-        out.numpy()[...] = rows if order is None else rows[order]
+        tensor, order = self._tensors[name], self._row_order(name)
+        out.numpy()[...] = tensor.rows if order is None else tensor.rows[order]
+        self._file.let_go(tensor)
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from cudaprefill.async_engine import AsyncEngine
 from cudaprefill.engine.factory import EngineParts
 from cudaprefill.server.app import create_app
 from cudaprefill.server.config import ServerConfig
@@ -67,12 +68,16 @@ def serve(
 
     async def main() -> int:
         state = ServerState(config, build)
-        state.on_engine(lambda engine: set_aside())
+        settling: list[asyncio.Task[None]] = []
+        state.on_engine(lambda engine: settling.append(asyncio.create_task(settle(engine))))
         stop = asyncio.Event()
         with _signals(lambda: on_signal(state, stop)):
             if exit_with_stdin:
                 _watch_stdin(asyncio.get_running_loop(), stop)
-            return await run(state, bound, stop, announce)
+            try:
+                return await run(state, bound, stop, announce)
+            finally:
+                await asyncio.gather(*settling, return_exceptions=True)
 
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     loop = loop_factory() if loop_factory else asyncio.new_event_loop()
@@ -83,14 +88,22 @@ def serve(
         loop.close()
 
 
+async def settle(engine: AsyncEngine) -> None:
+    """What a start leaves for when the first requests are answered already."""
+    with contextlib.suppress(ValueError):  # the first chat would have to wait for the template engine to be imported
+        await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
+    set_aside()
+
+
 def set_aside() -> None:
-    """Takes all that is there out of the garbage collector's sight, until gc.unfreeze().
+    """Takes all that is there out of the garbage collector's sight, until gc.unfreeze(), and lets it look for others.
 
     Libraries and engine are some 200,000 objects. To look through them takes 0.1 s, in which no thread goes on and no
     stream gets a token, and would happen whenever enough requests are remembered.
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, announce: Callable[[str], None]) -> int:

@@ -145,9 +145,6 @@ class ServerState:
 
     async def _start_engine(self) -> None:
         engine = AsyncEngine(await asyncio.to_thread(self._build))
-        # The first chat would have to wait for the template engine to be imported.
-        with contextlib.suppress(ValueError):
-            await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
         self.model_names = self.model_names or (engine.info.model,)
         for name in self.model_names:
             if name in engine.adapters:
