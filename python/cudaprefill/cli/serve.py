@@ -47,7 +47,9 @@ def _serve(config: ServerConfig, engine: EngineConfig, exit_with_stdin: bool) ->
     gc.disable()
     # What can be wrong without the model is found out before it is loaded; what needs torch is imported after that.
     from cudaprefill.server.run import bound_socket, serve
+    from cudaprefill.server.tls import check_certificate
 
+    check_certificate(config)
     bound = bound_socket(config.host, config.port)
 
     from cudaprefill.engine.factory import EngineParts, build_engine

@@ -22,11 +22,26 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         help="clients must send it; repeatable; or one in the environment as CUDAPREFILL_API_KEY",
     )
     add("--allow-unauthenticated", action="store_true", help="listen on any --host without a key")
+    add("--ssl-certfile", metavar="FILE", help="speak TLS, with this certificate (PEM, with those that vouch for it)")
+    add("--ssl-keyfile", metavar="FILE", help="its key (default: in the file of the certificate)")
     add(
         "--served-model-name",
         nargs="+",
         metavar="NAME",
         help="what clients may call the model, the first in answers (default: as --model)",
+    )
+    add(
+        "--max-connections",
+        type=count,
+        metavar="N",
+        help="of all clients at once (default: what the limit of open files allows)",
+    )
+    add(
+        "--receive-timeout",
+        type=float,
+        default=default["receive_timeout"],
+        metavar="SECONDS",
+        help="what a request may take to come, head and body (default: %(default)s)",
     )
     add(
         "--max-body-size",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
@@ -68,7 +69,7 @@ async def open_connection(
     """A connection, after as many attempts as `backoff` allows. `on_failure` hears of each that failed.
 
     Raises ServerError at once for a refusal that another attempt would not change (401, 404), ConnectionFailedError
-    when the attempts are used up.
+    for a certificate that is not trusted, and when the attempts are used up.
     """
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     failures = 0
@@ -77,6 +78,9 @@ async def open_connection(
             return await connect(
                 url, additional_headers=headers, open_timeout=open_timeout, max_size=MAX_MESSAGE_BYTES, compression=None
             )
+        except ssl.SSLCertVerificationError as error:
+            words = f"{error.verify_message}; SSL_CERT_FILE may name a file of certificates to trust"
+            raise ConnectionFailedError(f"no connection to {url}: its certificate is not trusted: {words}") from error
         except InvalidStatus as error:
             status = error.response.status_code
             if status < 500 and status != 429:

@@ -16,7 +16,11 @@ class ServerConfig:
     host, port: where to listen; port 0 takes a free one.
     api_keys: any of them opens the server; empty: no key is asked for.
     allow_unauthenticated: listen on more than loopback without a key.
+    ssl_certfile, ssl_keyfile: PEM files of a certificate with those that vouch for it, and of its key, which may be in
+        the same file; with them the server speaks TLS, and nothing else.
     served_model_names: what clients may call the model; the first is the one that answers carry.
+    max_connections: at once, of all clients; None: as many as the process may have files open, less some.
+    receive_timeout: seconds that a request may take to come, from its first byte, or that of its connection, on.
     max_body_size: bytes of an HTTP request's body.
     max_websocket_message_size: bytes of one websocket message.
     max_unread_output: bytes of a stream that may wait for its reader before the request is aborted.
@@ -33,7 +37,11 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     allow_unauthenticated: bool = False
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     served_model_names: tuple[str, ...] = ()
+    max_connections: int | None = None
+    receive_timeout: float = 60.0
     max_body_size: int = 8 * MIB
     max_websocket_message_size: int = MIB
     max_unread_output: int = MIB
@@ -50,6 +58,7 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, got {self.port}")
         for name in (
+            "max_connections",
             "max_body_size",
             "max_websocket_message_size",
             "max_unread_output",
@@ -57,12 +66,16 @@ class ServerConfig:
             "max_stored_responses",
             "max_stored_response_bytes",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.shutdown_timeout < float("inf"):
             raise ValueError(f"shutdown_timeout must be at least 0 seconds, got {self.shutdown_timeout}")
-        if not 0 < self.stuck_after < float("inf"):
-            raise ValueError(f"stuck_after must be more than 0 seconds, got {self.stuck_after}")
+        for name in ("stuck_after", "receive_timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be more than 0 seconds, got {getattr(self, name)}")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError(f"ssl_keyfile is {self.ssl_keyfile}, and there is no ssl_certfile")
         if self.allow_runtime_adapters is not None and not os.path.isdir(self.allow_runtime_adapters):
             raise ValueError(f"allow_runtime_adapters must be a folder, got {self.allow_runtime_adapters!r}")
         for name in ("api_keys", "served_model_names"):

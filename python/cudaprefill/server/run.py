@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -29,6 +31,9 @@ CLOSE_SECONDS = 2
 # Longer than clients keep idle connections, so that none sends a request into one that is just being closed.
 KEEP_ALIVE_SECONDS = 75
 
+# Files that a process has open beside its connections.
+OTHER_FILES = 64
+
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +54,13 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"cannot listen on port {port} of {host}: {error.strerror or error}") from None
     return bound
+
+
+def most_connections(config: ServerConfig) -> int | None:
+    """None: any number."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = None if files == resource.RLIM_INFINITY else max(1, files - OTHER_FILES)
+    return possible if config.max_connections is None else config.max_connections
 
 
 def serve(
@@ -113,7 +125,13 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
         server = _Server(
             uvicorn.Config(
                 create_app(state),
-                http=HttpProtocol,
+                http=functools.partial(  # type: ignore[arg-type]
+                    HttpProtocol,
+                    max_connections=most_connections(state.config),
+                    receive_timeout=state.config.receive_timeout,
+                ),
+                ssl_certfile=state.config.ssl_certfile,
+                ssl_keyfile=state.config.ssl_keyfile,
                 ws="websockets-sansio",
                 ws_max_size=state.config.max_websocket_message_size,
                 ws_per_message_deflate=False,  # tokens are short, and deflating each costs more than it saves
@@ -130,7 +148,7 @@ async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, ann
         while not server.started and not serving.done():
             await asyncio.sleep(0.01)
         if server.started:
-            announce(_url(bound))
+            announce(_url(bound, state.config.ssl_certfile is not None))
             await _first_of(stop.wait(), state.died.wait())
             # The engine's death has already told everybody who was waiting for it.
             await state.drain(0.0 if state.died.is_set() else state.config.shutdown_timeout)
@@ -191,6 +209,7 @@ async def _first_of(*waits: object) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _url(bound: socket.socket) -> str:
+def _url(bound: socket.socket, is_tls: bool) -> str:
     host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = f"[{host}]" if ":" in host else host
+    return f"{'https' if is_tls else 'http'}://{address}:{port}"
