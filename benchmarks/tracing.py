@@ -1,22 +1,22 @@
 """What --trace costs: throughput with it and without, in many short segments by turns, and the time it takes itself.
 
-    python benchmarks/tracing.py [--pairs 120] [--json FILE]
+    python -m benchmarks.tracing [--minutes 5] [--keep]
 
-One engine decodes eight streams and takes a new prompt now and then. Segments of a few steps come in pairs, one of them
-traced, in the order traced, plain, plain, traced, so that what drifts slowly falls on both. A traced segment ends when
-its events are in the file: nothing of its cost is left to the next one. The ratio of a pair is robust where the machine
-is not: the median of all pairs is told with the interval that 95 % of the medians of resampled pairs lie in. The same
-procedure with no segment traced tells what it resolves.
+One engine decodes eight streams and takes a new prompt in every segment. Segments of four steps come in pairs: every
+other pair has one of the two traced, the pairs between have none, and tell what the procedure resolves. Who comes first
+changes from pair to pair, so that what drifts falls on both. A segment ends when its events are in the file: nothing of
+its cost is left to the next one, and the change to the writer's thread, which a run has once a second, is paid in each.
 
-The second figure is processor time spent on events for each step, by the engine's thread and by the writer's.
+The ratio of a pair is robust where the machine is not: the median of all is told, with the interval that 95 % of the
+medians of resampled pairs lie in; once by the time that passed, once by the processor time of all threads, which does
+not count what other programs take. Beside it stands what is spent on events for each step, by the engine's thread and
+by the writer's.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import statistics
 import sys
 import tempfile
 import time
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tuning.result import Result
 from cudaprefill import SamplingParams
 from cudaprefill.config import EngineConfig
 from cudaprefill.engine.factory import EngineParts, build_engine
@@ -35,7 +36,7 @@ from cudaprefill.observe.events import RequestEvent, StepEvent
 from cudaprefill.observe.trace import TraceWriter
 
 STREAMS, STREAM_TOKENS, PROMPT_TOKENS = 8, 400, 64
-STEPS, PROMPT_EVERY = 12, 6  # of a segment, and a prompt in every so many of its steps
+STEPS = 4  # of a segment; the first has a prompt in it
 RESAMPLED = 2000
 
 
@@ -82,36 +83,47 @@ class Work:
         while self.engine.scheduler.num_decoding < STREAMS:
             self.engine.step()
 
-    def segment(self, writer: TraceWriter | None) -> float:
-        """Tokens a second of some steps; `writer` is to be told, and is waited for."""
-        tokens = 0
-        start = time.perf_counter()
-        for step in range(STEPS):
-            if step % PROMPT_EVERY == 0:
-                self.submit(1)
-            tokens += sum(len(delta.token_ids) for delta in self.engine.step())
+    def segment(self, writer: TraceWriter | None) -> tuple[float, float]:
+        """Seconds of some steps, by the wall and of all processors; `writer` is to be told, and is waited for."""
+        start, processor = time.perf_counter(), time.process_time()
+        self.submit(1)
+        for _ in range(STEPS):
+            self.engine.step()
         if writer is not None:
             writer.drain()
-        return tokens / (time.perf_counter() - start)
+        return time.perf_counter() - start, time.process_time() - processor
 
 
-def measure_pairs(work: Work, writer: TraceWriter, pairs: int, traced: bool) -> list[float]:
-    """Throughput of the first kind of segment over that of the second; without `traced` both are plain."""
+@dataclass(frozen=True)
+class Pairs:
+    """Time of plain segments over that of traced ones, which is the ratio of throughputs."""
+
+    wall: list[float]
+    processor: list[float]
+
+
+def measure_pairs(work: Work, writer: TraceWriter, seconds: float) -> dict[bool, Pairs]:
+    """By whether one of each pair was traced."""
     engine, hub = work.engine, DirectHub(writer.record)
-    ratios: list[float] = []
-    for pair in range(pairs):
+    pairs = {True: Pairs([], []), False: Pairs([], [])}
+    until = time.monotonic() + seconds
+    for pair in itertools.count():
         if pair % (STREAM_TOKENS // (3 * STEPS)) == 0:
+            if time.monotonic() > until:
+                break
             work.refill()
-        rates: dict[bool, float] = {}
-        for first in (True, False) if pair % 2 == 0 else (False, True):
+        traced = pair % 2 == 0
+        taken: dict[bool, tuple[float, float]] = {}
+        for first in (True, False) if pair % 4 < 2 else (False, True):
             on = first and traced
             engine.listen(hub if on else None)
             engine.scheduler.record_prefixes(on)
-            rates[first] = work.segment(writer if on else None)
-        ratios.append(rates[True] / rates[False])
+            taken[first] = work.segment(writer if on else None)
+        pairs[traced].wall.append(taken[False][0] / taken[True][0])
+        pairs[traced].processor.append(taken[False][1] / taken[True][1])
     engine.listen(None)
     engine.scheduler.record_prefixes(False)
-    return ratios
+    return pairs
 
 
 class Stopwatch:
@@ -161,9 +173,11 @@ def own_time(work: Work, writer: TraceWriter, segments: int) -> dict[str, float]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="(default: the packaged model)")
-    parser.add_argument("--pairs", type=int, default=120)
+    parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--keep", action="store_true", help="write them into the results and into docs/tuning.md")
     flags = parser.parse_args()
+    result = Result.begin("benchmarks.tracing")
     with tempfile.TemporaryDirectory() as folder:
         parts = build_engine(
             EngineConfig(model=flags.model, max_num_seqs=2 * STREAMS, itl_target_ms=0.0, trace=Path(folder) / "trace")
@@ -171,24 +185,22 @@ def main() -> int:
         print(parts.info)
         assert parts.trace is not None
         work = Work(parts)
-        measure_pairs(work, parts.trace, 4, True)  # not counted
-        control = Ratio.of(measure_pairs(work, parts.trace, flags.pairs, False))
-        samples = measure_pairs(work, parts.trace, flags.pairs, True)
-        ratio = Ratio.of(samples)
-        own = own_time(work, parts.trace, 8)
+        measure_pairs(work, parts.trace, 2.0)  # not counted
+        pairs = measure_pairs(work, parts.trace, 60 * flags.minutes)
+        own = own_time(work, parts.trace, 24)
         dropped = parts.trace.num_dropped
         parts.trace.close()
-    print(f"throughput traced / plain  {ratio}; goal: at least 0.99")
-    print(f"nothing traced             {control}")
+    figures: dict[str, Any] = {"own": own, "dropped": dropped}
+    for traced, name in ((True, "traced"), (False, "control")):
+        wall, processor = Ratio.of(pairs[traced].wall), Ratio.of(pairs[traced].processor)
+        what = "throughput traced / plain" if traced else "nothing traced"
+        print(f"{what:26} {wall}\n{'':26} {processor} by processor time")
+        figures[name] = {"wall": asdict(wall), "processor": asdict(processor)}
     print(
         f"own processor time         {own['engine_us_a_step']:.0f} us a step by the engine's thread, "
-        f"{own['writer_us_a_step']:.0f} us by the writer's: {own['share']:.2%} of the time"
+        f"{own['writer_us_a_step']:.0f} us by the writer's: {own['share']:.2%} of the time; goal: at least 0.99 in all"
     )
-    if flags.json:
-        figures = {"ratio": asdict(ratio), "control": asdict(control), "own": own, "dropped": dropped}
-        flags.json.write_text(json.dumps({**figures, "pairs": [round(each, 5) for each in samples]}, indent=1) + "\n")
-    spread = statistics.pstdev(samples)
-    print(f"a single pair scatters by {spread:.1%}")
+    result.end(figures, flags.json, "tracing" if flags.keep else None)
     return 0
 
 

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -320,6 +320,7 @@ def a_result(names: tuple[str, ...] = ("cudaprefill", "vllm")) -> Result:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.sampled_from([0.5, 0.9, 0.99, 1.0]))
 def test_quantiles_are_those_of_numpy(samples: list[float], share: float) -> None:
     assert quantile(share)(samples) == np.quantile(samples, share, method="inverted_cdf")
@@ -387,22 +388,22 @@ def test_goals_are_told_where_vllm_was_measured() -> None:
 
 def test_the_page_is_filled_from_the_newest_result(tmp_path: Path) -> None:
     empty = page.PAGE.read_text()
-    assert "No result is kept yet" in page.filled(empty, tmp_path)
+    assert "No result is kept yet" in page.filled(empty, page.PARTS, tmp_path)
     for date in ("2026-01-01", "2026-01-02"):
         a_result().write(tmp_path / f"{date}-peers-cpu.json")
-    once = page.filled(empty, tmp_path)
+    once = page.filled(empty, page.PARTS, tmp_path)
     assert "From `benchmarks/results/2026-01-02-peers-cpu.json`" in once
-    assert page.filled(once, tmp_path) == once
+    assert page.filled(once, page.PARTS, tmp_path) == once
 
 
 def test_a_page_that_lacks_a_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one part between <!-- peers --> and <!-- /peers -->"):
-        page.filled("no part", tmp_path)
+        page.filled("no part", page.PARTS, tmp_path)
 
 
 def test_the_committed_page_says_what_the_committed_results_say() -> None:
     text = page.PAGE.read_text()
-    assert page.filled(text, page.RESULTS) == text, "run python -m benchmarks.peers.page"
+    assert page.filled(text, page.PARTS, page.RESULTS) == text, "run python -m benchmarks.peers.page"
 
 
 # --- The whole command, on a tiny model ---

@@ -11,17 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.page_parts import RESULTS, ROOT, PagePart, filled
 from benchmarks.peers.result import EngineResult, Figure, Result, markdown
 from benchmarks.quality import Quality
 from benchmarks.quality import table as quality_table
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 @dataclass(frozen=True)
@@ -78,24 +76,12 @@ def quality_part(path: Path) -> str:
     return f"From `benchmarks/results/{path.name}`: {content['model']} on {content['text']}.\n\n{quality_table(found)}"
 
 
-# The part of the page, how its results are named, what makes it of one, and what to say without any.
-PARTS: tuple[tuple[str, str, Callable[[Path], str], str], ...] = (
-    ("peers", "*-peers-cpu.json", peers_part, "No result is kept yet: `make bench-peers` writes one."),
-    ("quality", "*-quality-cpu.json", quality_part, "No result is kept yet: `python -m benchmarks.quality --keep`."),
+PARTS = (
+    PagePart("peers", "*-peers-cpu.json", peers_part, "No result is kept yet: `make bench-peers` writes one."),
+    PagePart(
+        "quality", "*-quality-cpu.json", quality_part, "No result is kept yet: `python -m benchmarks.quality --keep`."
+    ),
 )
-
-
-def filled(page: str, results: Path) -> str:
-    """The page with its parts as the results are now. Raises ValueError if it lacks one."""
-    for name, pattern, make, without in PARTS:
-        newest = max(results.glob(pattern), default=None)  # names begin with the date
-        text = without if newest is None else make(newest)
-        begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        if page.count(begin) != 1 or page.count(end) != 1:
-            raise ValueError(f"the page must have one part between {begin.strip()} and {end}")
-        head, rest = page.split(begin)
-        page = f"{head}{begin}{text}\n{end}{rest.split(end)[1]}"
-    return page
 
 
 def main() -> int:
@@ -103,7 +89,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     flags = parser.parse_args()
     before = PAGE.read_text()
-    after = filled(before, RESULTS)
+    after = filled(before, PARTS, RESULTS)
     if flags.check:
         return int(before != after)
     PAGE.write_text(after)

@@ -40,8 +40,8 @@ def fit_cost_and_pace(features: Array, durations: Array, starts: Array) -> tuple
 
     A slow machine has more requests at once. Without the pace, what comes in company would look expensive. So a step is
     compared with its neighbours: the more of what steps are off by is common to neighbours, the less it counts how one
-    compares with all of the run. (In the logarithm, the pace is the random effect of a panel: P. Balestra and M. Nerlove,
-    Pooling Cross Section and Time Series Data, 1966.)
+    compares with all of the run. (In the logarithm, the pace is the random effect of a panel: P. Balestra and
+    M. Nerlove, Pooling Cross Section and Time Series Data, 1966.)
     """
     neighbours = _Neighbours(starts)
     costs, weights = fit_relative(features, durations), np.ones(len(durations))

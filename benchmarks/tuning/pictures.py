@@ -1,33 +1,25 @@
-"""The pictures of docs/tuning.md, from kept results: python -m benchmarks.tuning_pictures
-
-target.svg   what each setting gave a long prompt and the streams beside it (benchmarks/tuning.py target)
-predict.svg  what a replay predicted, beside what was measured (benchmarks/tuning.py predict)
-
-The newest result of each kind is taken.
-"""
+"""The pictures of docs/tuning.md: what each result looks like."""
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
+from benchmarks.page_parts import ROOT
 from cudaprefill.protocol.itl_target import itl_target_text
 from cudaprefill.tune.report import COLOURS, Axis, tick
 
-RESULTS, PICTURES = Path(__file__).parent / "results", Path(__file__).parents[1] / "docs" / "tuning"
+PICTURES = ROOT / "docs" / "tuning"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 420, 72, 650, 56, 360
 GOALS = (0.1, 0.2)  # of a prediction: at p50, and at p99
 
 
 @dataclass(frozen=True)
 class Point:
-    """x and y in seconds."""
+    """y in seconds, and mostly x too."""
 
     x: float
     y: float
@@ -56,8 +48,9 @@ def scatter(
     *,
     diagonal: bool = False,
     legend: Sequence[tuple[str, str]] = (),
+    across_tick: Callable[[float], str] = tick,
 ) -> str:
-    """SVG. `names`: of the axes. `legend`: colour and text.
+    """SVG. `names`: of the axes. `legend`: colour and text. `across_tick`: what a value of x is called.
 
     diagonal: of equal values, with both GOALS, and both axes logarithmic; else y is linear.
     """
@@ -76,7 +69,7 @@ def scatter(
     for value in across.ticks():
         x = across.place(value)
         parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{BOTTOM}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{tick(value)}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{across_tick(value)}</text>')
     for value in up.ticks():
         y = up.place(value)
         parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="#e5e5e5"/>')
@@ -134,14 +127,24 @@ def predict_picture(figures: dict[str, Any]) -> str:
     return scatter(title, ("measured", "predicted"), points, diagonal=True, legend=legend)
 
 
-def main() -> int:
-    PICTURES.mkdir(exist_ok=True)
-    for name, draw in (("target", target_picture), ("predict", predict_picture)):
-        newest = max(RESULTS.glob(f"*-tuning-{name}.json"))
-        (PICTURES / f"{name}.svg").write_text(draw(json.loads(newest.read_text())))
-        print(f"{PICTURES / name}.svg from {newest.name}")
-    return 0
+def prefix_picture(figures: dict[str, Any]) -> str:
+    colours = {"cold_s": COLOURS[0], "cached_s": COLOURS[3]}
+    points = [
+        Point(text["tokens"], text[kind], "", colour) for text in figures["texts"] for kind, colour in colours.items()
+    ]
+    return scatter(
+        f"A question of {figures['question']} tokens behind a shared text",
+        ("tokens of the text", "TTFT"),
+        points,
+        legend=[(COLOURS[0], "the text is new"), (COLOURS[3], "the text is cached")],
+        across_tick=lambda tokens: f"{tokens:,g}",
+    )
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def presets_picture(figures: dict[str, Any]) -> str:
+    points = [Point(row["itl_p99_ms"] / 1e3, row["ttft_s"], row["preset"]) for row in figures["presets"]]
+    return scatter(
+        "A prompt of 3,200 tokens arrives beside four chats, by preset",
+        ("p99 of the chats' ITL meanwhile", "TTFT of the prompt"),
+        points,
+    )
