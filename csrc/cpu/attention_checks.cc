@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "csrc/cpu/cache_scales.h"
+
 namespace cudaprefill::cpu {
 namespace {
 
@@ -35,6 +37,7 @@ void check_context(const Params& params, int64_t request, int32_t first_position
 }  // namespace
 
 void check_values(const PrefillAttentionParams& params) {
+  check_scales(params.k_cache, params.v_cache, params.num_kv_heads);
   for (int64_t request = 0; request < params.num_requests; ++request) {
     const int64_t begin = params.cu_seqlens_q[request];
     const int64_t end = params.cu_seqlens_q[request + 1];
@@ -52,6 +55,7 @@ void check_values(const PrefillAttentionParams& params) {
 }
 
 void check_values(const DecodeAttentionParams& params) {
+  check_scales(params.k_cache, params.v_cache, params.num_kv_heads);
   for (int64_t request = 0; request < params.num_requests; ++request) {
     check_context(params, request, std::max(params.context_lens[request] - 1, 0));
   }

@@ -13,7 +13,8 @@ constexpr int32_t first_visible_key(int32_t position, int32_t window) {
   return window == 0 || position < window ? 0 : position - window + 1;
 }
 
-// Requests own rows inside q, their new tokens are part of their context, and every block that a query sees exists.
+// Scales are usable, requests own rows inside q, their new tokens are part of their context, and every block that a
+// query sees exists.
 void check_values(const PrefillAttentionParams& params);
 void check_values(const DecodeAttentionParams& params);
 

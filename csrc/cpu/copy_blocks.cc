@@ -8,10 +8,8 @@
 namespace cudaprefill::cpu {
 namespace {
 
-int64_t element_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
 void copy_head(const CopyBlocksParams& params, const PagedCache& cache, int64_t head, int64_t from, int64_t to) {
-  const int64_t bytes = element_size(params.kv_dtype);
+  const int64_t bytes = element_bytes(params.kv_dtype);
   char* data = static_cast<char*>(cache.data) + head * cache.head_stride * bytes;
   const bool slots_adjoin = cache.slot_stride == params.head_size;
   const int64_t pieces = slots_adjoin ? 1 : params.block_size;

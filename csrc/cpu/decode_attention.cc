@@ -12,6 +12,7 @@
 #include "csrc/cpu/attention_math.h"
 #include "csrc/cpu/attention_schedule.h"
 #include "csrc/cpu/attention_scratch.h"
+#include "csrc/cpu/cache_scales.h"
 #include "csrc/cpu/kernel_declarations.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
@@ -185,7 +186,7 @@ class Worker {
   void load_query(const AttentionItem& item) {
     with_element_type(params_.dtype, [&](auto element) {
       using T = decltype(element);
-      const Vec scale = broadcast(scale_.product);
+      const Vec scale = broadcast(scale_.product * scale_of(params_.k_cache, item.kv_head));
       for (int64_t h = 0; h < heads_; ++h) {
         const T* from = static_cast<const T*>(params_.q.data) + item.request * params_.q.token_stride +
                         (item.kv_head * heads_ + h) * params_.q.head_stride;
@@ -245,13 +246,14 @@ class Worker {
   }
 
   void write_out(const AttentionItem& item, const HeadSums& sums) const {
+    const float value_scale = scale_of(params_.v_cache, item.kv_head);
     with_element_type(params_.dtype, [&](auto element) {
       using T = decltype(element);
       for (int64_t h = 0; h < heads_; ++h) {
         T* to = static_cast<T*>(params_.out.data) + item.request * params_.out.token_stride +
                 (item.kv_head * heads_ + h) * params_.out.head_stride;
         const float* from = sums.out + h * stride_;
-        const Vec share = broadcast(1.0f / sums.total[h]);
+        const Vec share = broadcast(value_scale / sums.total[h]);
         for_each_vector(
             params_.head_size, [&](int64_t d) { store(to + d, load(from + d) * share); },
             [&](int64_t d, int rest) { store_first(to + d, load(from + d) * share, rest); });
@@ -300,7 +302,7 @@ void decode_attention(const DecodeAttentionParams& params) {
   for (int32_t request = 0; request < params.num_requests; ++request) {
     if (params.context_lens[request] == 0) clear_out(params, request);
   }
-  with_element_type(params.kv_dtype, [&](auto kv) {
+  with_cache_type(params.kv_dtype, [&](auto kv) {
     using Kv = decltype(kv);
     // A share of 256 KiB of keys and values is worth waking a thread for: some 10 microseconds.
     const int64_t keys_of_share = std::max<int64_t>(262'144 / (2 * params.head_size * sizeof(Kv)), 1);

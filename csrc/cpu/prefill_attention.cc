@@ -5,7 +5,7 @@
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 
 void prefill_attention(const PrefillAttentionParams& params) {
-  with_element_type(params.kv_dtype, [&](auto kv) { run_prefill_attention<FloatProducts<decltype(kv)>>(params); });
+  with_cache_type(params.kv_dtype, [&](auto kv) { run_prefill_attention<FloatProducts<decltype(kv)>>(params); });
 }
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

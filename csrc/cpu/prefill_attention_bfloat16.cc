@@ -11,7 +11,7 @@ void prefill_attention(const PrefillAttentionParams& params) {
   if (params.kv_dtype == DType::kBFloat16 && BFloat16Products::can_do(params.head_size)) {
     run_prefill_attention<BFloat16Products>(params);
   } else {
-    with_element_type(params.kv_dtype, [&](auto kv) { run_prefill_attention<FloatProducts<decltype(kv)>>(params); });
+    with_cache_type(params.kv_dtype, [&](auto kv) { run_prefill_attention<FloatProducts<decltype(kv)>>(params); });
   }
 }
 

@@ -29,6 +29,7 @@
 #include "csrc/cpu/attention_keys.h"
 #include "csrc/cpu/attention_schedule.h"
 #include "csrc/cpu/attention_scratch.h"
+#include "csrc/cpu/cache_scales.h"
 #include "csrc/cpu/prefill_attention_tile.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
@@ -171,7 +172,7 @@ class PrefillWorker {
   void load_queries(const AttentionItem& item) {
     with_element_type(params_.dtype, [&](auto element) {
       using T = decltype(element);
-      const Vec scale = broadcast(scale_.product);
+      const Vec scale = broadcast(scale_.product * scale_of(params_.k_cache, item.kv_head));
       for_each_vector_of_rows(item, [&](int64_t first_row, int64_t panel_row, int64_t panel_rows) {
         for (int64_t i = 0; i < Vec::kWidth; ++i) {
           row_offset_[first_row + i] = static_cast<float>(std::min(first_row + i, num_rows(item) - 1) / group_);
@@ -275,10 +276,11 @@ class PrefillWorker {
   }
 
   void write_out(const AttentionItem& item, const RowSums& sums) const {
+    const Vec value_scale = broadcast(scale_of(params_.v_cache, item.kv_head));
     with_element_type(params_.dtype, [&](auto element) {
       using T = decltype(element);
       for_each_vector_of_rows(item, [&](int64_t first_row, int64_t panel_row, int64_t panel_rows) {
-        const Vec share = broadcast(1.0f) / load(sums.total(first_row));
+        const Vec share = value_scale / load(sums.total(first_row));
         const int64_t rows = std::min<int64_t>(Vec::kWidth, num_rows(item) - first_row);
         const float* from = sums.out(panel_row) + (first_row - panel_row);
         for (int64_t d = 0; d < params_.head_size; d += Vec::kWidth) {

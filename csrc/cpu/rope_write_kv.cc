@@ -2,11 +2,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "csrc/cpu/copy_row.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/paged_slot.h"
 #include "csrc/cpu/parallel.h"
 #include "csrc/cpu/simd.h"
+#include "csrc/cpu/stored_numbers.h"
 #include "csrc/cpu/sum_of_squares.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
@@ -45,57 +45,61 @@ struct NoNorm {
 // The element i of the first half of the rotary part turns with element half + i; what lies behind both is only normed.
 // `to` may be `from`.
 template <class From, class To, class Norm>
-void rotate_row(const From* from, To* to, const Norm& norm, const float* cos_sin, int64_t rotary_dim,
-                int64_t head_size) {
+void rotate_row(const From* from, To* to, const Norm& norm, const StoredNumbers<To>& stored, const float* cos_sin,
+                int64_t rotary_dim, int64_t head_size) {
   const int64_t half = rotary_dim / 2;
   for_each_vector(
       half,
       [&](int64_t i) {
         const Vec x = norm.apply(load(from + i), i), y = norm.apply(load(from + half + i), half + i);
         const Vec cos = load(cos_sin + i), sin = load(cos_sin + half + i);
-        store(to + i, x * cos - y * sin);
-        store(to + half + i, y * cos + x * sin);
+        store(to + i, stored.of(x * cos - y * sin));
+        store(to + half + i, stored.of(y * cos + x * sin));
       },
       [&](int64_t i, int count) {
         const Vec x = norm.apply_first(load_first(from + i, count), i, count);
         const Vec y = norm.apply_first(load_first(from + half + i, count), half + i, count);
         const Vec cos = load_first(cos_sin + i, count), sin = load_first(cos_sin + half + i, count);
-        store_first(to + i, x * cos - y * sin, count);
-        store_first(to + half + i, y * cos + x * sin, count);
+        store_first(to + i, stored.of(x * cos - y * sin), count);
+        store_first(to + half + i, stored.of(y * cos + x * sin), count);
       });
   for_each_vector(
       head_size - rotary_dim,
-      [&](int64_t i) { store(to + rotary_dim + i, norm.apply(load(from + rotary_dim + i), rotary_dim + i)); },
+      [&](int64_t i) {
+        store(to + rotary_dim + i, stored.of(norm.apply(load(from + rotary_dim + i), rotary_dim + i)));
+      },
       [&](int64_t i, int count) {
         const Vec v = load_first(from + rotary_dim + i, count);
-        store_first(to + rotary_dim + i, norm.apply_first(v, rotary_dim + i, count), count);
+        store_first(to + rotary_dim + i, stored.of(norm.apply_first(v, rotary_dim + i, count)), count);
       });
 }
 
 template <class From, class To>
 void norm_and_rotate_row(const RopeWriteKvParams& params, const From* from, To* to, const void* norm_weight,
-                         const float* cos_sin) {
+                         const StoredNumbers<To>& stored, const float* cos_sin) {
   if (norm_weight == nullptr) {
-    rotate_row(from, to, NoNorm{}, cos_sin, params.rotary_dim, params.head_size);
+    rotate_row(from, to, NoNorm{}, stored, cos_sin, params.rotary_dim, params.head_size);
   } else {
     const HeadNorm<From> norm(from, norm_weight, params.head_size, params.norm_epsilon);
-    rotate_row(from, to, norm, cos_sin, params.rotary_dim, params.head_size);
+    rotate_row(from, to, norm, stored, cos_sin, params.rotary_dim, params.head_size);
   }
 }
 
 template <class T, class Kv>
 void run_token(const RopeWriteKvParams& params, int64_t token) {
   const float* cos_sin = params.cos_sin + params.position_ids[token] * params.rotary_dim;
+  const StoredNumbers<T> as_they_are(params.k_cache, 0);
   for (int64_t head = 0; head < params.num_q_heads; ++head) {
     T* q = row_of<T>(params.q, token, head);
-    norm_and_rotate_row(params, q, q, params.q_norm, cos_sin);
+    norm_and_rotate_row(params, q, q, params.q_norm, as_they_are, cos_sin);
   }
   if (params.slot_mapping[token] < 0) return;
   const PagedSlot slot(params.slot_mapping[token], params.block_size);
   for (int64_t head = 0; head < params.num_kv_heads; ++head) {
     norm_and_rotate_row(params, row_of<T>(params.k, token, head), slot.row<Kv>(params.k_cache, head), params.k_norm,
-                        cos_sin);
-    copy_row(row_of<T>(params.v, token, head), slot.row<Kv>(params.v_cache, head), params.head_size);
+                        StoredNumbers<Kv>(params.k_cache, head), cos_sin);
+    store_row(row_of<T>(params.v, token, head), slot.row<Kv>(params.v_cache, head), params.head_size,
+              StoredNumbers<Kv>(params.v_cache, head));
   }
 }
 
@@ -104,6 +108,7 @@ void run_token(const RopeWriteKvParams& params, int64_t token) {
 void rope_write_kv(const RopeWriteKvParams& params) {
   check_slots(params.slot_mapping, params.num_tokens, params.k_cache, params.block_size);
   check_positions(params);
+  check_scales(params.k_cache, params.v_cache, params.num_kv_heads);
   with_element_types(params.dtype, params.kv_dtype, [&](auto t, auto kv) {
     const int64_t token_size = (params.num_q_heads + 2 * params.num_kv_heads) * params.head_size;
     parallel_for(params.num_tokens, grain_of(token_size), [&](int64_t first, int64_t last) {

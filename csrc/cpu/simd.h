@@ -2,7 +2,8 @@
 // on top of this and compiled for each level.
 //
 //   Vec                       kWidth lanes; + - * / work lane by lane
-//   load(p), store(p, v)      kWidth elements of float, BFloat16 or Float16 at any address, converted from / to float32
+//   load(p), store(p, v)      kWidth elements of float, BFloat16, Float16 or Float8 at any address, converted from / to
+//                             float32
 //   load_first(p, n), store_first(p, v, n)   only the first n < kWidth elements; the other lanes load as 0
 //   fma(a, b, c)              a * b + c (rounded twice at the plain level on x86)
 //   max(a, b), min(a, b)      b where either is NaN

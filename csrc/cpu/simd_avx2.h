@@ -135,6 +135,53 @@ CUDAPREFILL_INLINE void store_first(Half* to, Vec v, int count) {
   std::memcpy(to, whole, count * sizeof(Half));
 }
 
+// e4m3 in the place of float16's numbers: sign, four bits of exponent and three of mantissa, 2^8 too small. The lowest
+// bit of the exponent that is then free becomes 1 where all others are, for a NaN: its exponent is full, too.
+CUDAPREFILL_INLINE Vec widen(__m128i bytes, Float8) {
+  const __m128i halves =
+      _mm_and_si128(_mm_slli_epi16(_mm_cvtepi8_epi16(bytes), 7), _mm_set1_epi16(static_cast<int16_t>(0xbfff)));
+  const __m128i nan = _mm_and_si128(_mm_add_epi16(halves, _mm_set1_epi16(0x80)), _mm_set1_epi16(0x4000));
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(halves, nan)), _mm256_set1_ps(256.0f))};
+}
+
+// As from_float<Float8> of float_types.h; the numbers lie in the lowest eight bytes.
+CUDAPREFILL_INLINE __m128i narrow(Vec v, Float8) {
+  const __m256i bits = _mm256_castps_si256(v.lanes);
+  const __m256 absolute = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v.lanes);
+  const __m256 magnitude = _mm256_min_ps(_mm256_set1_ps(448.0f), absolute);  // the order keeps NaN
+  const __m256i number = _mm256_castps_si256(magnitude);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(number, 20), _mm256_set1_epi32(1));
+  const __m256i normal =
+      _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(number, odd), _mm256_set1_epi32(0x7ffff - 0x3c000000)), 20);
+  const __m256i subnormal = _mm256_castps_si256(_mm256_add_ps(magnitude, _mm256_set1_ps(0x1p14f)));
+  const __m256i small = _mm256_castps_si256(_mm256_cmp_ps(magnitude, _mm256_set1_ps(0x1p-6f), _CMP_LT_OQ));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v.lanes, v.lanes, _CMP_UNORD_Q));
+  const __m256i low = _mm256_set1_epi32(0x7f);
+  const __m256i result = _mm256_and_si256(_mm256_or_si256(_mm256_blendv_epi8(normal, subnormal, small), nan), low);
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+  const __m256i signed_result = _mm256_or_si256(result, sign);
+  const __m128i words =
+      _mm_packus_epi32(_mm256_castsi256_si128(signed_result), _mm256_extracti128_si256(signed_result, 1));
+  return _mm_packus_epi16(words, words);
+}
+
+CUDAPREFILL_INLINE Vec load(const Float8* from) {
+  return widen(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)), Float8{});
+}
+CUDAPREFILL_INLINE Vec load_first(const Float8* from, int count) {
+  Float8 whole[Vec::kWidth] = {};
+  std::memcpy(whole, from, count);
+  return load(whole);
+}
+CUDAPREFILL_INLINE void store(Float8* to, Vec v) {
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(to), narrow(v, Float8{}));
+}
+CUDAPREFILL_INLINE void store_first(Float8* to, Vec v, int count) {
+  Float8 whole[Vec::kWidth];
+  store(whole, v);
+  std::memcpy(to, whole, count);
+}
+
 CUDAPREFILL_INLINE Vec broadcast(Float16 value) {
   return {_mm256_cvtph_ps(_mm_set1_epi16(static_cast<int16_t>(value.bits)))};
 }

@@ -124,6 +124,45 @@ CUDAPREFILL_INLINE void store_first(Half* to, Vec v, int count) {
   _mm256_mask_storeu_epi16(to, first_lanes(count), narrow(v, Half{}));
 }
 
+// e4m3 in the place of float16's numbers: sign, four bits of exponent and three of mantissa, 2^8 too small. The lowest
+// bit of the exponent that is then free becomes 1 where all others are, for a NaN: its exponent is full, too.
+CUDAPREFILL_INLINE Vec widen(__m128i bytes, Float8) {
+  const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7),
+                                          _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+  const __m256i nan = _mm256_and_si256(_mm256_add_epi16(halves, _mm256_set1_epi16(0x80)), _mm256_set1_epi16(0x4000));
+  return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(halves, nan)), _mm512_set1_ps(256.0f))};
+}
+
+// As from_float<Float8> of float_types.h.
+CUDAPREFILL_INLINE __m128i narrow(Vec v, Float8) {
+  const __m512i bits = _mm512_castps_si512(v.lanes);
+  const __m512 magnitude = _mm512_min_ps(_mm512_set1_ps(448.0f), _mm512_abs_ps(v.lanes));  // the order keeps NaN
+  const __m512i number = _mm512_castps_si512(magnitude);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(number, 20), _mm512_set1_epi32(1));
+  const __m512i normal =
+      _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(number, odd), _mm512_set1_epi32(0x7ffff - 0x3c000000)), 20);
+  const __m512i subnormal = _mm512_castps_si512(_mm512_add_ps(magnitude, _mm512_set1_ps(0x1p14f)));
+  const __mmask16 small = _mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
+  const __mmask16 nan = _mm512_cmp_ps_mask(v.lanes, v.lanes, _CMP_UNORD_Q);
+  __m512i result = _mm512_mask_mov_epi32(normal, small, subnormal);
+  result = _mm512_and_si512(_mm512_mask_mov_epi32(result, nan, _mm512_set1_epi32(0x7f)), _mm512_set1_epi32(0x7f));
+  const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
+  return _mm512_cvtepi32_epi8(_mm512_or_si512(result, sign));
+}
+
+CUDAPREFILL_INLINE Vec load(const Float8* from) {
+  return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), Float8{});
+}
+CUDAPREFILL_INLINE Vec load_first(const Float8* from, int count) {
+  return widen(_mm_maskz_loadu_epi8(first_lanes(count), from), Float8{});
+}
+CUDAPREFILL_INLINE void store(Float8* to, Vec v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrow(v, Float8{}));
+}
+CUDAPREFILL_INLINE void store_first(Float8* to, Vec v, int count) {
+  _mm_mask_storeu_epi8(to, first_lanes(count), narrow(v, Float8{}));
+}
+
 CUDAPREFILL_INLINE Vec broadcast(Float16 value) {
   return {_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(value.bits)))};
 }

@@ -12,8 +12,6 @@ namespace cudaprefill::cuda {
 
 constexpr int kVectorBytes = 16;
 
-inline int element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
-
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (condition) return;
@@ -22,8 +20,9 @@ void require(bool condition, const Parts&... parts) {
   throw std::invalid_argument(message.str());
 }
 
-inline void require_same_dtype(const char* op, DType dtype, DType kv_dtype) {
-  require(dtype == kv_dtype, op, ": on a GPU the caches must have the dtype of the activations");
+inline void require_cache_dtype(const char* op, DType dtype, DType kv_dtype) {
+  require(dtype == kv_dtype || kv_dtype == DType::kFloat8, op,
+          ": on a GPU the caches must have the dtype of the activations, or be float8_e4m3fn");
 }
 
 // The address and every stride, and with them every row, must begin at a multiple of 16 bytes.

@@ -81,6 +81,8 @@ def demangle(names: list[str]) -> list[str]:
         )
         for number, copies in enumerate(("kTensor", "kAsync")):
             name = name.replace(f"(KvCopies){number}", copies)
+        # The type of the caches only where it is not that of the activations.
+        name = re.sub(r"<(\w+), (\d+), \1>", r"<\1, \2>", re.sub(r"<(\w+), \1>", r"<\1>", name))
         short.append(name.removeprefix("void ").split("(")[0])
     return short
 
@@ -117,22 +119,25 @@ def resident_blocks(kernel: Kernel, threads: int, shared: int) -> int:
     )
 
 
-def shape_of(kernel: Kernel, shapes: dict[tuple[str, int], tuple[int, int]]) -> tuple[int, int]:
+Shapes = dict[tuple[str, int, str], tuple[int, int]]  # kernel, head size, type of the caches -> as below
+
+
+def shape_of(kernel: Kernel, shapes: Shapes) -> tuple[int, int]:
     """Threads and bytes of dynamic shared memory of a block, at the largest launch."""
     base = kernel.name.split("<")[0]
     if base in SHAPES_WITHOUT_HEADS:
         return SHAPES_WITHOUT_HEADS[base]
-    return shapes[base, head_size_of(kernel.name)]
+    return shapes[base, head_size_of(kernel.name), "Float8" if "Float8" in kernel.name else "Element"]
 
 
 def head_size_of(name: str) -> int:
-    return int(name.rstrip(">").split(", ")[1])
+    return int(re.findall(r", (\d+)", name)[0])
 
 
 def hopper_tables(
     kernels: list[Kernel],
     codes: list[machine_code.MachineCode],
-    shapes: dict[tuple[str, int], tuple[int, int]],
+    shapes: Shapes,
     problems: list[str],
 ) -> str:
     """The tables of the kernels that exist for Hopper alone; what is wrong with them is added to `problems`."""
@@ -141,7 +146,7 @@ def hopper_tables(
     for name, code in zip(demangle([code.symbol for code in codes]), codes, strict=True):
         problems += machine_code.problems_of(name, code)
         if name.startswith("prefill"):
-            prefill.append((name, code, *shapes["prefill_sm90_kernel", head_size_of(name)]))
+            prefill.append((name, code, *shape_of(Kernel(name, "sm_90a"), shapes)))
         else:
             kernel = Kernel(name, "sm_90a", registers[name])
             decode.append((name, code, *shape_of(kernel, shapes), kernel.registers))
@@ -150,7 +155,7 @@ def hopper_tables(
     return f"{machine_code.prefill_table(prefill)}\n\n{machine_code.decode_table(decode)}"
 
 
-def table(kernels: list[Kernel], shapes: dict[tuple[str, int], tuple[int, int]], nvcc: str) -> str:
+def table(kernels: list[Kernel], shapes: Shapes, nvcc: str) -> str:
     """Markdown, one row a kernel and number format, one column group an architecture."""
     rows: dict[str, dict[str, Kernel]] = {}
     for kernel in kernels:
@@ -166,7 +171,7 @@ def table(kernels: list[Kernel], shapes: dict[tuple[str, int], tuple[int, int]],
 
     def key(name: str) -> tuple[str, str, int]:
         base, _, arguments = name.partition("<")
-        numbers = re.findall(r"\d+", arguments.replace("BFloat16", ""))
+        numbers = re.findall(r"\d+", re.sub(r"B?Float\d+", "", arguments))
         return base, arguments.split(",")[0], int(numbers[0]) if numbers else 0
 
     for name in sorted(rows, key=key):
@@ -203,10 +208,10 @@ def main() -> int:
             problems.append(f"{kernel.name} for {kernel.architecture} spills {kernel.spills} bytes of registers")
         if kernel.stack:
             problems.append(f"{kernel.name} for {kernel.architecture} has {kernel.stack} bytes of local memory")
-    shapes = {}
+    shapes: Shapes = {}
     for line in subprocess.run([arguments.shapes], capture_output=True, text=True, check=True).stdout.splitlines():
-        name, head_size, threads, shared = line.split()
-        shapes[name, int(head_size)] = (int(threads), int(shared))
+        name, head_size, kv, threads, shared = line.split()
+        shapes[name, int(head_size), kv] = (int(threads), int(shared))
 
     hopper = [kernel for kernel in kernels if HOPPER in kernel.name]
     others = [kernel for kernel in kernels if HOPPER not in kernel.name]

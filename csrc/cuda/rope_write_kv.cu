@@ -15,6 +15,7 @@
 
 #include "csrc/cuda/checks.h"
 #include "csrc/cuda/kernels.h"
+#include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/paged.cuh"
 #include "csrc/cuda/reduce.cuh"
 #include "csrc/cuda/vector.cuh"
@@ -29,7 +30,7 @@ struct LaunchParams {
   int lanes_per_head;
 };
 
-template <class Element>
+template <class Element, class Kv>
 __global__ void __launch_bounds__(kThreads) rope_write_kv_kernel(const __grid_constant__ LaunchParams launch) {
   constexpr int kVector = kVectorSize<Element>;
   const RopeWriteKvParams& params = launch.op;
@@ -106,11 +107,16 @@ __global__ void __launch_bounds__(kThreads) rope_write_kv_kernel(const __grid_co
         a[i] = turned_a;
       }
     }
-    const PagedCache& cache = is_v ? params.v_cache : params.k_cache;
-    Element* to =
-        is_q ? from : static_cast<Element*>(cache.data) + slot_offset(cache, slot, params.block_size, kv_head);
-    store_vector(to + low, a);
-    store_vector(to + high, b);
+    if (is_q) {
+      store_vector(from + low, a);
+      store_vector(from + high, b);
+    } else {
+      const PagedCache& cache = is_v ? params.v_cache : params.k_cache;
+      Kv* to = static_cast<Kv*>(cache.data) + slot_offset(cache, slot, params.block_size, kv_head);
+      const float inverse = 1 / scale_of<Kv>(cache, kv_head);
+      store_numbers<Element>(to + low, a, inverse);
+      store_numbers<Element>(to + high, b, inverse);
+    }
   }
 }
 
@@ -118,12 +124,12 @@ __global__ void __launch_bounds__(kThreads) rope_write_kv_kernel(const __grid_co
 
 void rope_write_kv(const RopeWriteKvParams& params, Device& device) {
   constexpr const char* op = "rope_write_kv";
-  require_same_dtype(op, params.dtype, params.kv_dtype);
+  require_cache_dtype(op, params.dtype, params.kv_dtype);
   require_alignment(op, "q", params.q, params.dtype);
   require_alignment(op, "k", params.k, params.dtype);
   require_alignment(op, "v", params.v, params.dtype);
-  require_alignment(op, "k_cache", params.k_cache, params.dtype);
-  require_alignment(op, "v_cache", params.v_cache, params.dtype);
+  require_alignment(op, "k_cache", params.k_cache, params.kv_dtype);
+  require_alignment(op, "v_cache", params.v_cache, params.kv_dtype);
   require_alignment(op, "cos_sin", params.cos_sin, {}, DType::kFloat32);
   require_alignment(op, "q_norm", params.q_norm, {}, params.dtype);
   require_alignment(op, "k_norm", params.k_norm, {}, params.dtype);
@@ -136,7 +142,9 @@ void rope_write_kv(const RopeWriteKvParams& params, Device& device) {
   const auto lanes = static_cast<int>(std::bit_ceil(static_cast<unsigned>(items)));
   const LaunchShape shape{dim3{static_cast<unsigned>(params.num_tokens), 1, 1}, kThreads};
   with_element_type(params.dtype, [&]<class Element>(Element) {
-    launch(op, rope_write_kv_kernel<Element>, shape, LaunchParams{params, lanes}, device.stream());
+    with_kv_type<Element>(params.kv_dtype, [&]<class Kv>(Kv) {
+      launch(op, rope_write_kv_kernel<Element, Kv>, shape, LaunchParams{params, lanes}, device.stream());
+    });
   });
 }
 

@@ -44,7 +44,7 @@ class EmulatedDevice : public cuda::Device {
   void expose(const char* name, HeadRows& rows, int64_t tokens, int heads, int head_size, DType dtype, Access access) {
     const bool empty = tokens == 0 || heads == 0;
     const int64_t span = empty ? 0 : (tokens - 1) * rows.token_stride + (heads - 1) * rows.head_stride + head_size;
-    expose(name, rows.data, span, cuda::element_bytes(dtype), access);
+    expose(name, rows.data, span, element_bytes(dtype), access);
   }
 
   template <class Params>
@@ -55,7 +55,8 @@ class EmulatedDevice : public cuda::Device {
                                  : (cache.num_blocks - 1) * cache.block_stride +
                                        (params.num_kv_heads - 1) * cache.head_stride +
                                        (params.block_size - 1) * cache.slot_stride + params.head_size;
-      expose(name, cache.data, span, cuda::element_bytes(params.kv_dtype), access);
+      expose(name, cache.data, span, element_bytes(params.kv_dtype), access);
+      expose("scales", cache.scales, params.num_kv_heads, sizeof(float), Access::kRead);
     };
     one("k_cache", params.k_cache);
     one("v_cache", params.v_cache);
@@ -90,7 +91,7 @@ void EmulatedBackend::write_kv(WriteKvParams params) {
 
 void EmulatedBackend::rope_write_kv(RopeWriteKvParams params) {
   EmulatedDevice device;
-  const int bytes = cuda::element_bytes(params.dtype);
+  const int bytes = element_bytes(params.dtype);
   device.expose("q", params.q, params.num_tokens, params.num_q_heads, params.head_size, params.dtype,
                 Access::kReadWrite);
   device.expose("k", params.k, params.num_tokens, params.num_kv_heads, params.head_size, params.dtype, Access::kRead);
@@ -106,7 +107,7 @@ void EmulatedBackend::rope_write_kv(RopeWriteKvParams params) {
 
 void EmulatedBackend::rms_norm(RmsNormParams params) {
   EmulatedDevice device;
-  const int bytes = cuda::element_bytes(params.dtype);
+  const int bytes = element_bytes(params.dtype);
   const int64_t columns = params.hidden_size;
   device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, columns), bytes, Access::kRead);
   device.expose("residual", params.residual, matrix_span(params.num_rows, params.residual_stride, columns), bytes,
@@ -118,7 +119,7 @@ void EmulatedBackend::rms_norm(RmsNormParams params) {
 
 void EmulatedBackend::silu_and_mul(SiluAndMulParams params) {
   EmulatedDevice device;
-  const int bytes = cuda::element_bytes(params.dtype);
+  const int bytes = element_bytes(params.dtype);
   const int64_t columns = params.size;
   device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, 2 * columns), bytes, Access::kRead);
   device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
@@ -127,7 +128,7 @@ void EmulatedBackend::silu_and_mul(SiluAndMulParams params) {
 
 void EmulatedBackend::gelu_tanh_and_mul(GeluTanhAndMulParams params) {
   EmulatedDevice device;
-  const int bytes = cuda::element_bytes(params.dtype);
+  const int bytes = element_bytes(params.dtype);
   const int64_t columns = params.size;
   device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, 2 * columns), bytes, Access::kRead);
   device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
@@ -136,7 +137,7 @@ void EmulatedBackend::gelu_tanh_and_mul(GeluTanhAndMulParams params) {
 
 void EmulatedBackend::expert_mlp(ExpertMlpParams params) {
   EmulatedDevice device;
-  const int bytes = cuda::element_bytes(params.dtype), weight_bytes = cuda::element_bytes(params.gate_up.dtype);
+  const int bytes = element_bytes(params.dtype), weight_bytes = element_bytes(params.gate_up.dtype);
   const int64_t hidden = params.hidden_size, inner = params.inner_size, experts = params.num_experts;
   device.expose("x", params.x, matrix_span(params.num_tokens, params.x_stride, hidden), bytes, Access::kRead);
   device.expose("router_logits", params.router_logits, matrix_span(params.num_tokens, params.logits_stride, experts),
@@ -159,7 +160,7 @@ void EmulatedBackend::copy_blocks(CopyBlocksParams params) {
 
 void EmulatedBackend::add_lora(AddLoraParams params) {
   EmulatedDevice device;
-  const int bytes = cuda::element_bytes(params.dtype);
+  const int bytes = element_bytes(params.dtype);
   // The table holds addresses of the host. The matrices of adapters without rows stay out of reach.
   std::vector<LoraPart> parts(params.parts, params.parts + int64_t{params.num_adapters} * params.num_parts);
   for (int32_t adapter = 0; adapter < params.num_adapters; ++adapter) {

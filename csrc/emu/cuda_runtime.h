@@ -21,6 +21,9 @@ using dim3 = cudaprefill::emu::Index3;
 struct alignas(8) float2 {
   float x, y;
 };
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
 struct alignas(16) int4 {
   int32_t x, y, z, w;
 };

@@ -20,18 +20,19 @@ int32_t to_int32(const char* op, const char* name, int64_t value) {
 HeadRows head_rows(const TensorArg& rows) { return {rows.data(), rows.stride(0), rows.stride(1)}; }
 
 PagedCache paged_cache(const TensorArg& cache) {
-  return {cache.data(), cache.size(0), cache.stride(0), cache.stride(1), cache.stride(2)};
+  return {cache.data(), cache.size(0), cache.stride(0), cache.stride(1), cache.stride(2), nullptr};
 }
 
 // The two caches of a layer, checked against each other.
 struct CachePair {
   TensorArg k, v;
+  DType dtype;
 
   CachePair(const char* op, const Tensor& k_cache, const Tensor& v_cache)
       : k(op, "k_cache", k_cache), v(op, "v_cache", v_cache) {
-    k.expect_shape("[num_blocks, num_kv_heads, block_size, head_size]", {kAny, kAny, kAny, kAny})
-        .expect_contiguous_last_dim()
-        .expect_floating();
+    dtype = k.expect_shape("[num_blocks, num_kv_heads, block_size, head_size]", {kAny, kAny, kAny, kAny})
+                .expect_contiguous_last_dim()
+                .expect_cache_dtype();
     v.expect_shape("the shape of k_cache", {k.size(0), k.size(1), k.size(2), k.size(3)})
         .expect_dtype_of(k)
         .expect_device_of(k)
@@ -42,6 +43,30 @@ struct CachePair {
   int64_t num_kv_heads() const { return k.size(1); }
   int64_t block_size() const { return k.size(2); }
   int64_t head_size() const { return k.size(3); }
+
+  // The caches into the Params of an op, with the scales that float8 has and no other dtype.
+  template <class Params>
+  void fill(const char* op, Params& params, const CacheScales& scales) const {
+    params.k_cache = paged_cache(k);
+    params.v_cache = paged_cache(v);
+    params.k_cache.scales = scales_of(op, "k_scale", scales.k);
+    params.v_cache.scales = scales_of(op, "v_scale", scales.v);
+    params.num_kv_heads = to_int32(op, "num_kv_heads", num_kv_heads());
+    params.head_size = to_int32(op, "head_size", head_size());
+    params.block_size = to_int32(op, "block_size", block_size());
+    params.kv_dtype = dtype;
+  }
+
+ private:
+  const float* scales_of(const char* op, const char* name, const std::optional<Tensor>& scales) const {
+    const bool needed = dtype == DType::kFloat8;
+    if (needed && !scales) fail(op, ": ", name, " must be given with caches of float8_e4m3fn, got none");
+    if (!needed && scales) fail(op, ": ", name, " must be given with caches of float8_e4m3fn alone, got one");
+    if (!needed) return nullptr;
+    const TensorArg of_heads(op, name, *scales);
+    of_heads.expect_shape("[num_kv_heads]", {num_kv_heads()}).expect_float32().expect_device_of(k).expect_contiguous();
+    return static_cast<const float*>(of_heads.data());
+  }
 };
 
 void check_q_heads(const char* op, const TensorArg& q, const CachePair& caches) {
@@ -54,7 +79,7 @@ void check_q_heads(const char* op, const TensorArg& q, const CachePair& caches) 
 template <class Params>
 void fill_attention(const char* op, Params& params, const TensorArg& q, const CachePair& caches,
                     const TensorArg& block_table, const TensorArg& context_lens, const TensorArg& out, double scale,
-                    int64_t window, double softcap) {
+                    int64_t window, double softcap, const CacheScales& scales) {
   params.dtype = q.expect_shape("[tokens, num_q_heads, head_size]", {kAny, kAny, caches.head_size()})
                      .expect_device_of(caches.k)
                      .expect_contiguous_last_dim()
@@ -74,21 +99,16 @@ void fill_attention(const char* op, Params& params, const TensorArg& q, const Ca
 
   params.q = head_rows(q);
   params.out = head_rows(out);
-  params.k_cache = paged_cache(caches.k);
-  params.v_cache = paged_cache(caches.v);
+  caches.fill(op, params, scales);
   params.block_table = static_cast<const int32_t*>(block_table.data());
   params.context_lens = static_cast<const int32_t*>(context_lens.data());
   params.block_table_stride = block_table.stride(0);
   params.max_blocks = block_table.size(1);
   params.num_requests = to_int32(op, "num_requests", context_lens.size(0));
   params.num_q_heads = to_int32(op, "num_q_heads", q.size(1));
-  params.num_kv_heads = to_int32(op, "num_kv_heads", caches.num_kv_heads());
-  params.head_size = to_int32(op, "head_size", caches.head_size());
-  params.block_size = to_int32(op, "block_size", caches.block_size());
   params.window = static_cast<int32_t>(std::min<int64_t>(window, std::numeric_limits<int32_t>::max()));
   params.scale = static_cast<float>(scale);
   params.softcap = static_cast<float>(softcap);
-  params.kv_dtype = caches.k.expect_floating();
 }
 
 RmsNormParams fill_rms_norm(const char* op, const TensorArg& x, const TensorArg& weight, double eps) {
@@ -119,7 +139,7 @@ GatedParams fill_gated(const char* op, const TensorArg& x) {
 }  // namespace
 
 WriteKvParams write_kv_params(const Tensor& k_tensor, const Tensor& v_tensor, const Tensor& k_cache,
-                              const Tensor& v_cache, const Tensor& slot_mapping_tensor) {
+                              const Tensor& v_cache, const Tensor& slot_mapping_tensor, const CacheScales& scales) {
   constexpr const char* op = "write_kv";
   const CachePair caches(op, k_cache, v_cache);
   const TensorArg k(op, "k", k_tensor), v(op, "v", v_tensor), slot_mapping(op, "slot_mapping", slot_mapping_tensor);
@@ -137,27 +157,23 @@ WriteKvParams write_kv_params(const Tensor& k_tensor, const Tensor& v_tensor, co
 
   params.k = head_rows(k);
   params.v = head_rows(v);
-  params.k_cache = paged_cache(caches.k);
-  params.v_cache = paged_cache(caches.v);
+  caches.fill(op, params, scales);
   params.slot_mapping = static_cast<const int64_t*>(slot_mapping.data());
   params.num_tokens = k.size(0);
-  params.num_kv_heads = to_int32(op, "num_kv_heads", caches.num_kv_heads());
-  params.head_size = to_int32(op, "head_size", caches.head_size());
-  params.block_size = to_int32(op, "block_size", caches.block_size());
-  params.kv_dtype = caches.k.expect_floating();
   return params;
 }
 
 PrefillAttentionParams prefill_attention_params(const char* op, const Tensor& q_tensor, const Tensor& k_cache,
                                                 const Tensor& v_cache, const Tensor& block_table,
                                                 const Tensor& cu_seqlens_q_tensor, const Tensor& context_lens_tensor,
-                                                const Tensor& out, double scale, int64_t window, double softcap) {
+                                                const Tensor& out, double scale, int64_t window, double softcap,
+                                                const CacheScales& scales) {
   const CachePair caches(op, k_cache, v_cache);
   const TensorArg q(op, "q", q_tensor), context_lens(op, "context_lens", context_lens_tensor);
   const TensorArg cu_seqlens_q(op, "cu_seqlens_q", cu_seqlens_q_tensor);
   PrefillAttentionParams params{};
   fill_attention(op, params, q, caches, {op, "block_table", block_table}, context_lens, {op, "out", out}, scale, window,
-                 softcap);
+                 softcap, scales);
   cu_seqlens_q.expect_shape("[num_requests + 1]", {context_lens.size(0) + 1})
       .expect_int32()
       .expect_device_of(q)
@@ -178,13 +194,14 @@ int32_t num_decodes_of(const PrefillAttentionParams& params, int64_t num_decodes
 
 DecodeAttentionParams decode_attention_params(const Tensor& q_tensor, const Tensor& k_cache, const Tensor& v_cache,
                                               const Tensor& block_table, const Tensor& context_lens_tensor,
-                                              const Tensor& out, double scale, int64_t window, double softcap) {
+                                              const Tensor& out, double scale, int64_t window, double softcap,
+                                              const CacheScales& scales) {
   constexpr const char* op = "decode_attention";
   const CachePair caches(op, k_cache, v_cache);
   const TensorArg q(op, "q", q_tensor), context_lens(op, "context_lens", context_lens_tensor);
   DecodeAttentionParams params{};
   fill_attention(op, params, q, caches, {op, "block_table", block_table}, context_lens, {op, "out", out}, scale, window,
-                 softcap);
+                 softcap, scales);
   context_lens.expect_shape("[num_requests], one for each row of q", {q.size(0)});
   return params;
 }
@@ -193,7 +210,8 @@ RopeWriteKvParams rope_write_kv_params(const Tensor& q_tensor, const Tensor& k_t
                                        const Tensor& cos_sin_tensor, const Tensor& position_ids_tensor,
                                        const Tensor& k_cache, const Tensor& v_cache, const Tensor& slot_mapping_tensor,
                                        const std::optional<Tensor>& q_norm_tensor,
-                                       const std::optional<Tensor>& k_norm_tensor, double norm_eps) {
+                                       const std::optional<Tensor>& k_norm_tensor, double norm_eps,
+                                       const CacheScales& scales) {
   constexpr const char* op = "rope_write_kv";
   const CachePair caches(op, k_cache, v_cache);
   const TensorArg q(op, "q", q_tensor), k(op, "k", k_tensor), v(op, "v", v_tensor);
@@ -240,8 +258,7 @@ RopeWriteKvParams rope_write_kv_params(const Tensor& q_tensor, const Tensor& k_t
   params.q = head_rows(q);
   params.k = head_rows(k);
   params.v = head_rows(v);
-  params.k_cache = paged_cache(caches.k);
-  params.v_cache = paged_cache(caches.v);
+  caches.fill(op, params, scales);
   params.cos_sin = static_cast<const float*>(cos_sin.data());
   params.position_ids = static_cast<const int64_t*>(position_ids.data());
   params.slot_mapping = static_cast<const int64_t*>(slot_mapping.data());
@@ -249,11 +266,7 @@ RopeWriteKvParams rope_write_kv_params(const Tensor& q_tensor, const Tensor& k_t
   params.num_tokens = q.size(0);
   params.max_positions = cos_sin.size(0);
   params.num_q_heads = to_int32(op, "num_q_heads", q.size(1));
-  params.num_kv_heads = to_int32(op, "num_kv_heads", caches.num_kv_heads());
-  params.head_size = to_int32(op, "head_size", caches.head_size());
   params.rotary_dim = to_int32(op, "rotary_dim", rotary_dim);
-  params.block_size = to_int32(op, "block_size", caches.block_size());
-  params.kv_dtype = caches.k.expect_floating();
   return params;
 }
 
@@ -299,7 +312,7 @@ CopyBlocksParams copy_blocks_params(const Tensor& k_cache, const Tensor& v_cache
   params.num_kv_heads = to_int32(op, "num_kv_heads", caches.num_kv_heads());
   params.head_size = to_int32(op, "head_size", caches.head_size());
   params.block_size = to_int32(op, "block_size", caches.block_size());
-  params.kv_dtype = caches.k.expect_floating();
+  params.kv_dtype = caches.dtype;
   return params;
 }
 

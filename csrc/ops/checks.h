@@ -9,18 +9,25 @@
 
 namespace cudaprefill::ops {
 
+// Of caches of float8_e4m3fn, [num_kv_heads] float32 each; none with other caches.
+struct CacheScales {
+  const std::optional<Tensor>& k;
+  const std::optional<Tensor>& v;
+};
+
 WriteKvParams write_kv_params(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
-                              const Tensor& slot_mapping);
+                              const Tensor& slot_mapping, const CacheScales& scales);
 
 // Of prefill_attention, and of mixed_attention as far as they are the same.
 PrefillAttentionParams prefill_attention_params(const char* op, const Tensor& q, const Tensor& k_cache,
                                                 const Tensor& v_cache, const Tensor& block_table,
                                                 const Tensor& cu_seqlens_q, const Tensor& context_lens,
-                                                const Tensor& out, double scale, int64_t window, double softcap);
+                                                const Tensor& out, double scale, int64_t window, double softcap,
+                                                const CacheScales& scales);
 
 DecodeAttentionParams decode_attention_params(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                                               const Tensor& block_table, const Tensor& context_lens, const Tensor& out,
-                                              double scale, int64_t window, double softcap);
+                                              double scale, int64_t window, double softcap, const CacheScales& scales);
 
 // How many requests of a mixed_attention are decodes.
 int32_t num_decodes_of(const PrefillAttentionParams& params, int64_t num_decodes);
@@ -28,7 +35,7 @@ int32_t num_decodes_of(const PrefillAttentionParams& params, int64_t num_decodes
 RopeWriteKvParams rope_write_kv_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
                                        const Tensor& position_ids, const Tensor& k_cache, const Tensor& v_cache,
                                        const Tensor& slot_mapping, const std::optional<Tensor>& q_norm,
-                                       const std::optional<Tensor>& k_norm, double norm_eps);
+                                       const std::optional<Tensor>& k_norm, double norm_eps, const CacheScales& scales);
 
 // For these the output is allocated once the inputs are known to be right; `out` and `out_stride` are left to the
 // caller.

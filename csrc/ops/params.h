@@ -7,7 +7,9 @@
 
 namespace cudaprefill {
 
-enum class DType : int32_t { kFloat32, kBFloat16, kFloat16 };
+enum class DType : int32_t { kFloat32, kBFloat16, kFloat16, kFloat8 };  // kFloat8: e4m3, of caches alone
+
+constexpr int element_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : dtype == DType::kFloat8 ? 1 : 2; }
 
 // K or V of one layer, laid out HND: [num_blocks, num_kv_heads, block_size, head_size].
 struct PagedCache {
@@ -16,6 +18,7 @@ struct PagedCache {
   int64_t block_stride;
   int64_t head_stride;
   int64_t slot_stride;
+  const float* scales;  // [num_kv_heads]: what the numbers of a head are multiplied by; kFloat8 alone, else null
 };
 
 // [num_tokens, num_heads, head_size]; a view into a fused qkv row is welcome, so the token stride is free.

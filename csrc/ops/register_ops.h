@@ -20,38 +20,45 @@ Tensor empty_float_matrix(int64_t rows, int64_t columns, const Tensor& like);  /
 template <class Backend>
 struct Ops {
   static void write_kv(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
-                       const Tensor& slot_mapping) {
-    Backend::write_kv(write_kv_params(k, v, k_cache, v_cache, slot_mapping));
+                       const Tensor& slot_mapping, const std::optional<Tensor>& k_scale,
+                       const std::optional<Tensor>& v_scale) {
+    Backend::write_kv(write_kv_params(k, v, k_cache, v_cache, slot_mapping, {k_scale, v_scale}));
   }
 
   static void prefill_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                                 const Tensor& block_table, const Tensor& cu_seqlens_q, const Tensor& context_lens,
-                                const Tensor& out, double scale, int64_t window, double softcap) {
+                                const Tensor& out, double scale, int64_t window, double softcap,
+                                const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
     Backend::prefill_attention(prefill_attention_params("prefill_attention", q, k_cache, v_cache, block_table,
-                                                        cu_seqlens_q, context_lens, out, scale, window, softcap));
+                                                        cu_seqlens_q, context_lens, out, scale, window, softcap,
+                                                        {k_scale, v_scale}));
   }
 
   static void mixed_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
                               const Tensor& cu_seqlens_q, const Tensor& context_lens, const Tensor& out,
-                              int64_t num_decodes, double scale, int64_t window, double softcap) {
-    const PrefillAttentionParams params = prefill_attention_params(
-        "mixed_attention", q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, out, scale, window, softcap);
+                              int64_t num_decodes, double scale, int64_t window, double softcap,
+                              const std::optional<Tensor>& k_scale, const std::optional<Tensor>& v_scale) {
+    const PrefillAttentionParams params =
+        prefill_attention_params("mixed_attention", q, k_cache, v_cache, block_table, cu_seqlens_q, context_lens, out,
+                                 scale, window, softcap, {k_scale, v_scale});
     Backend::mixed_attention(params, num_decodes_of(params, num_decodes));
   }
 
   static void decode_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
                                const Tensor& context_lens, const Tensor& out, double scale, int64_t window,
-                               double softcap) {
-    Backend::decode_attention(
-        decode_attention_params(q, k_cache, v_cache, block_table, context_lens, out, scale, window, softcap));
+                               double softcap, const std::optional<Tensor>& k_scale,
+                               const std::optional<Tensor>& v_scale) {
+    Backend::decode_attention(decode_attention_params(q, k_cache, v_cache, block_table, context_lens, out, scale,
+                                                      window, softcap, {k_scale, v_scale}));
   }
 
   static void rope_write_kv(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos_sin,
                             const Tensor& position_ids, const Tensor& k_cache, const Tensor& v_cache,
                             const Tensor& slot_mapping, const std::optional<Tensor>& q_norm,
-                            const std::optional<Tensor>& k_norm, double norm_eps) {
-    Backend::rope_write_kv(
-        rope_write_kv_params(q, k, v, cos_sin, position_ids, k_cache, v_cache, slot_mapping, q_norm, k_norm, norm_eps));
+                            const std::optional<Tensor>& k_norm, double norm_eps, const std::optional<Tensor>& k_scale,
+                            const std::optional<Tensor>& v_scale) {
+    Backend::rope_write_kv(rope_write_kv_params(q, k, v, cos_sin, position_ids, k_cache, v_cache, slot_mapping, q_norm,
+                                                k_norm, norm_eps, {k_scale, v_scale}));
   }
 
   static Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {

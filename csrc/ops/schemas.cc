@@ -2,19 +2,25 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(cudaprefill, m) {
-  m.def("write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()");
+  m.def(
+      "write_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, Tensor? k_scale=None, "
+      "Tensor? v_scale=None) -> ()");
   m.def(
       "prefill_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cu_seqlens_q, "
-      "Tensor context_lens, Tensor(a!) out, float scale, int window=0, float softcap=0.0) -> ()");
+      "Tensor context_lens, Tensor(a!) out, float scale, int window=0, float softcap=0.0, Tensor? k_scale=None, "
+      "Tensor? v_scale=None) -> ()");
   m.def(
       "decode_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor context_lens, "
-      "Tensor(a!) out, float scale, int window=0, float softcap=0.0) -> ()");
+      "Tensor(a!) out, float scale, int window=0, float softcap=0.0, Tensor? k_scale=None, Tensor? v_scale=None) -> "
+      "()");
   m.def(
       "mixed_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, Tensor cu_seqlens_q, "
-      "Tensor context_lens, Tensor(a!) out, int num_decodes, float scale, int window=0, float softcap=0.0) -> ()");
+      "Tensor context_lens, Tensor(a!) out, int num_decodes, float scale, int window=0, float softcap=0.0, Tensor? "
+      "k_scale=None, Tensor? v_scale=None) -> ()");
   m.def(
       "rope_write_kv(Tensor(a!) q, Tensor k, Tensor v, Tensor cos_sin, Tensor position_ids, Tensor(b!) k_cache, "
-      "Tensor(c!) v_cache, Tensor slot_mapping, Tensor? q_norm=None, Tensor? k_norm=None, float norm_eps=1e-06) -> ()");
+      "Tensor(c!) v_cache, Tensor slot_mapping, Tensor? q_norm=None, Tensor? k_norm=None, float norm_eps=1e-06, "
+      "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
   m.def("add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps) -> Tensor");
   m.def("silu_and_mul(Tensor x) -> Tensor");

@@ -11,6 +11,7 @@ namespace {
 const int32_t kFloat32 = aoti_torch_dtype_float32();
 const int32_t kBFloat16 = aoti_torch_dtype_bfloat16();
 const int32_t kFloat16 = aoti_torch_dtype_float16();
+const int32_t kFloat8 = aoti_torch_dtype_float8_e4m3fn();
 const int32_t kUint8 = aoti_torch_dtype_uint8();
 const int32_t kInt32 = aoti_torch_dtype_int32();
 const int32_t kInt64 = aoti_torch_dtype_int64();
@@ -19,6 +20,7 @@ std::string dtype_name(int32_t code) {
   if (code == kFloat32) return "float32";
   if (code == kBFloat16) return "bfloat16";
   if (code == kFloat16) return "float16";
+  if (code == kFloat8) return "float8_e4m3fn";
   if (code == kUint8) return "uint8";
   if (code == kInt32) return "int32";
   if (code == kInt64) return "int64";
@@ -121,6 +123,12 @@ DType TensorArg::expect_floating() const {
   if (torch_dtype_ == kBFloat16) return DType::kBFloat16;
   if (torch_dtype_ == kFloat16) return DType::kFloat16;
   fail(op_, ": ", name_, " must be float32, bfloat16 or float16, got ", dtype_name(torch_dtype_));
+}
+
+DType TensorArg::expect_cache_dtype() const {
+  if (torch_dtype_ == kFloat8) return DType::kFloat8;
+  if (torch_dtype_ == kFloat32 || torch_dtype_ == kBFloat16 || torch_dtype_ == kFloat16) return expect_floating();
+  fail(op_, ": ", name_, " must be float32, bfloat16, float16 or float8_e4m3fn, got ", dtype_name(torch_dtype_));
 }
 
 }  // namespace cudaprefill::ops

@@ -42,7 +42,8 @@ class TensorArg {
   const TensorArg& expect_device_of(const TensorArg& other) const;
   const TensorArg& expect_contiguous_last_dim() const;
   const TensorArg& expect_contiguous() const;
-  DType expect_floating() const;  // float32, bfloat16 or float16
+  DType expect_floating() const;     // float32, bfloat16 or float16
+  DType expect_cache_dtype() const;  // one of these or float8_e4m3fn
 
  private:
   const TensorArg& expect_dtype(int32_t torch_dtype) const;

@@ -7,6 +7,10 @@ columns of a block table. The caches of a layer are ``k_cache`` and ``v_cache``,
 Activations and caches are float32, bfloat16 or float16, each on its own; sums are kept in float32. The last dimension
 of every tensor is contiguous, other strides are free: q, k and v may be views of one fused row.
 
+Caches may be float8_e4m3fn, too, with a scale for each KV head: ``k_scale`` and ``v_scale``, both [Hkv] float32, which
+these caches need and others must not have. A number x is stored as ``x * (1 / scale)``, rounded to nearest even, and as
+448 with its sign where that is larger; NaN stays NaN. What is stored stands for itself times the scale.
+
 Errors: a wrong shape, dtype, device or stride raises ``ValueError`` with the name of the argument, what it must be and
 what it is, before anything is written. A slot, position, block id or length out of range raises ``IndexError`` on the
 CPU; on CUDA these values are the caller's responsibility.
@@ -47,7 +51,15 @@ def _op(declaration: Callable[P, R]) -> Callable[P, R]:
 
 
 @_op
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """Writes token i's K and V into slot ``slot_mapping[i]`` of the caches.
 
     k, v: [T, Hkv, D]; k_cache, v_cache: [N, Hkv, S, D], written; slot_mapping: [T] int64. No two tokens may share a
@@ -68,6 +80,8 @@ def rope_write_kv(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     norm_eps: float = 1e-6,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Norms and rotates q in place, and writes k, normed and rotated, and v into their slots of the caches.
 
@@ -90,6 +104,8 @@ def prefill_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Causal attention of several new tokens of each request over its paged KV, theirs included, into `out`.
 
@@ -115,6 +131,8 @@ def decode_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """Attention of the last token of each request over its paged KV, into `out`.
 
@@ -136,6 +154,8 @@ def mixed_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> None:
     """The attention of a step with decodes and chunks, into `out`: `prefill_attention`, with its decodes told apart.
 

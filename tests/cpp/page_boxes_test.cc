@@ -42,8 +42,8 @@ void land(Shared& shared, uint32_t at, const std::array<uint32_t, 5>& box, Eleme
 // A tile of pages by the box of PageBoxes: 64 elements, 8 rows, head size / 64, row groups.
 template <int head_size>
 Shared land_pages(int keys) {
-  const PagedCache cache{nullptr, 4, 16 * head_size, 16 * head_size, head_size};
-  const TensorShape shape = PageBoxes::shape(cache, 1, kPageRows, head_size);
+  const PagedCache cache{nullptr, 4, 16 * head_size, 16 * head_size, head_size, nullptr};
+  const TensorShape shape = PageBoxes::shape(cache, 1, kPageRows, head_size, 2);
   std::array<uint32_t, 5> box;
   for (int i = 0; i < 5; ++i) box[i] = shape.box[i];
   Shared shared((kBase + OperandTile<head_size>::bytes(keys)) / kElementBytes, kNobody);

@@ -14,8 +14,8 @@ from tests.ops.attention_reference import PagedBatch, assert_as_exact_as_torch, 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
 
-def half_batch(query_lens, context_lens, dtype=torch.bfloat16, **options) -> PagedBatch:
-    return paged_batch(query_lens, context_lens, dtype=dtype, kv_dtype=dtype, **options)
+def half_batch(query_lens, context_lens, dtype=torch.bfloat16, kv_dtype=None, **options) -> PagedBatch:
+    return paged_batch(query_lens, context_lens, dtype=dtype, kv_dtype=kv_dtype or dtype, **options)
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)

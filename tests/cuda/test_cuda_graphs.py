@@ -158,7 +158,7 @@ def test_before_there_is_a_kv_cache_graphs_are_captured_on_one_block(emulated: b
         dry_run.run_largest_step()
         captured = dry_run.capture_graphs(Tape.capture)
     assert captured.kv_cache.data.shape[:3] == (1, 2, 1)
-    assert [tuple(k_cache.shape) for k_cache, _ in captured.kv_cache.layers] == [(16, 2, BLOCK_SIZE, 64)] * 2
+    assert [tuple(k_cache.shape) for k_cache, *_ in captured.kv_cache.layers] == [(16, 2, BLOCK_SIZE, 64)] * 2
 
 
 def test_sizes_double_up_to_the_most_requests_or_where_launches_no_longer_matter() -> None:

@@ -20,6 +20,7 @@ from tests.ops import (
     test_copy_blocks,
     test_decode_attention,
     test_expert_mlp,
+    test_float8_cache,
     test_mixed_attention,
     test_prefill_attention,
     test_rms_norm,
@@ -80,6 +81,14 @@ SHARED = {
         "no_tokens",
         "nan_rows_with_slot_minus_one_leave_the_pool_and_the_real_rows_alone",
         "blocks_far_beyond_32_bit_offsets",
+    ),
+    test_float8_cache: (
+        "numbers_are_rounded_as_in_torch_and_end_at_448",
+        "a_skipped_token_leaves_the_pool_alone",
+        "keys_are_rotated_before_they_are_rounded",
+        "every_number_stands_for_itself_times_the_scale",
+        "nan_in_one_key_is_seen_by_those_alone_who_see_the_key",
+        "blocks_are_copied_byte_by_byte",
     ),
     test_rms_norm: (
         "rms_norm",

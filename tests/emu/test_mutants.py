@@ -17,7 +17,7 @@ from tests.cuda.test_add_lora import check as check_lora
 from tests.cuda.test_attention import half_batch
 from tests.emu.mutants import MUTANTS, Mutant
 from tests.ops.attention_calls import attend, decode, prefill
-from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.attention_reference import FLOAT8, assert_as_exact_as_torch, in_float8
 from tests.ops.lora_cases import LoraCase, lora_case
 
 
@@ -134,6 +134,40 @@ def hopper_mixed(device):
         device.set_compute_capability(80)
 
 
+def float8_chunks(device):
+    device.set_num_multiprocessors(1)
+    batch = half_batch([40, 3, 0, 90], [140, 3, 0, 90], num_q_heads=4, num_kv_heads=2, kv_dtype=FLOAT8)
+    assert_as_exact_as_torch(prefill(batch), batch)
+
+
+def float8_decodes(device, capability=80, head_size=64):
+    """On a Hopper device eight warps share the rows, and some end within a share."""
+    device.set_compute_capability(capability)
+    device.set_num_multiprocessors(1)
+    try:
+        lengths = [30, 900, 0, 5, 330]
+        options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
+        batch = half_batch([1] * 5, lengths, **options)
+        assert_as_exact_as_torch(decode(batch), batch)
+    finally:
+        device.set_compute_capability(80)
+
+
+def float8_nan(device):
+    batch = half_batch([1], [20], num_q_heads=2, num_kv_heads=1, kv_dtype=FLOAT8)
+    batch.k_cache[batch.block_table[0, 0], 0, 3, 5] = torch.nan
+    assert decode(batch).isnan().all(), "nan became a number"
+
+
+def float8_writes(device):
+    numbers = torch.tensor([1.0, 447.9, 449.0, -500.0, 1e9, -torch.inf, 17.0, 19.0]).repeat(8)[None, None]
+    cache = torch.zeros(2, 1, 1, 16, 64).to(FLOAT8)
+    ones = torch.ones(1)
+    ops.write_kv(numbers, numbers, *cache, torch.tensor([3]), ones, ones)
+    for stored in cache[:, 0, 0, 3].float():
+        assert torch.equal(stored, in_float8(numbers, ones)[0, 0].float()), f"stored as {stored}"
+
+
 CASES = {
     "an exact table": an_exact_table,
     "chunks": chunks,
@@ -145,6 +179,11 @@ CASES = {
     "lora": lora,
     "lora, many adapters": lora_of_many_adapters,
     "lora, far rows": lora_far_rows,
+    "float8 chunks": float8_chunks,
+    "float8 decodes": float8_decodes,
+    "float8 nan": float8_nan,
+    "float8 writes": float8_writes,
+    "hopper float8 decodes": partial(float8_decodes, capability=90, head_size=128),
     "hopper chunks": hopper_chunks,
     "hopper, an exact table": partial(hopper_chunks, exact_table=True),
     "hopper mixed": hopper_mixed,

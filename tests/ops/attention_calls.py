@@ -22,6 +22,8 @@ def prefill(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
         batch.scale,
         window,
         softcap,
+        batch.k_scale,
+        batch.v_scale,
     )
     return out
 
@@ -29,7 +31,17 @@ def prefill(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
 def decode(batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> Tensor:
     out = torch.full_like(batch.q, torch.nan)
     ops.decode_attention(
-        batch.q, batch.k_cache, batch.v_cache, batch.block_table, batch.context_lens, out, batch.scale, window, softcap
+        batch.q,
+        batch.k_cache,
+        batch.v_cache,
+        batch.block_table,
+        batch.context_lens,
+        out,
+        batch.scale,
+        window,
+        softcap,
+        batch.k_scale,
+        batch.v_scale,
     )
     return out
 
@@ -48,5 +60,7 @@ def attend(batch: PagedBatch, num_decodes: int, window: int = 0, softcap: float 
         batch.scale,
         window,
         softcap,
+        batch.k_scale,
+        batch.v_scale,
     )
     return out

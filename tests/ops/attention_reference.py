@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cudaprefill import ops
 
+FLOAT8 = torch.float8_e4m3fn
 POISONED_BLOCK = 2**31 - 1  # fills the entries of the block table that no kernel may read
 
 
@@ -29,8 +30,10 @@ class PagedBatch:
     block_table: Tensor  # [B, M] int32
     cu_seqlens_q: Tensor  # [B + 1] int32
     context_lens: Tensor  # [B] int32
-    keys: tuple[Tensor, ...]  # of each request, before paging: [context_len, Hkv, D]
+    keys: tuple[Tensor, ...]  # of each request, before paging: [context_len, Hkv, D]; float32 of a float8 cache
     values: tuple[Tensor, ...]
+    k_scale: Tensor | None = None  # [Hkv], of a float8 cache
+    v_scale: Tensor | None = None
 
     @property
     def scale(self) -> float:
@@ -52,15 +55,29 @@ def paged_batch(
     spread: float = 1.0,
     seed: int = 0,
 ) -> PagedBatch:
-    """Random requests; `spread` is the standard deviation of the queries, so a large one makes the softmax sharp."""
+    """Random requests; `spread` is the standard deviation of the queries, so a large one makes the softmax sharp.
+
+    In a float8 cache every head has scales of its own, between 1/200 and 1/50, so some numbers are subnormal.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=random)
 
     q = (normal(sum(query_lens), num_q_heads, head_size) * spread).to(dtype)
-    keys = tuple(normal(length, num_kv_heads, head_size).to(kv_dtype) for length in context_lens)
-    values = tuple(normal(length, num_kv_heads, head_size).to(kv_dtype) for length in context_lens)
+    keys = tuple(normal(length, num_kv_heads, head_size) for length in context_lens)
+    values = tuple(normal(length, num_kv_heads, head_size) for length in context_lens)
+    k_scale = v_scale = None
+    if kv_dtype == FLOAT8:
+        k_scale, v_scale = 0.005 * 4 ** torch.rand(2, num_kv_heads, generator=random)
+        stored_keys, stored_values = (
+            tuple(in_float8(row, scale) for row in rows) for rows, scale in ((keys, k_scale), (values, v_scale))
+        )
+        keys = tuple(from_float8(stored, k_scale) for stored in stored_keys)
+        values = tuple(from_float8(stored, v_scale) for stored in stored_values)
+    else:
+        keys, values = (tuple(row.to(kv_dtype) for row in rows) for rows in (keys, values))
+        stored_keys, stored_values = keys, values
 
     lengths = torch.tensor(context_lens, dtype=torch.int64)
     blocks_needed = (lengths + block_size - 1) // block_size
@@ -77,14 +94,33 @@ def paged_batch(
         request = torch.arange(len(context_lens)).repeat_interleave(lengths)
         position = torch.cat([torch.arange(length) for length in context_lens])
         block, slot = block_table[request, position // block_size].long(), position % block_size
-        k_cache[block, :, slot] = torch.cat(keys)
-        v_cache[block, :, slot] = torch.cat(values)
+        k_cache[block, :, slot] = torch.cat(stored_keys)
+        v_cache[block, :, slot] = torch.cat(stored_values)
 
     cu_seqlens_q = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
     cu_seqlens_q[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
     return PagedBatch(
-        q, k_cache, v_cache, block_table, cu_seqlens_q, torch.tensor(context_lens, dtype=torch.int32), keys, values
+        q,
+        k_cache,
+        v_cache,
+        block_table,
+        cu_seqlens_q,
+        torch.tensor(context_lens, dtype=torch.int32),
+        keys,
+        values,
+        k_scale,
+        v_scale,
     )
+
+
+def in_float8(rows: Tensor, scale: Tensor) -> Tensor:
+    """What a float8 cache stores of rows [T, Hkv, D]; scale: [Hkv]."""
+    return (rows.float() * (1 / scale)[:, None]).clamp(-448, 448).to(FLOAT8)
+
+
+def from_float8(stored: Tensor, scale: Tensor) -> Tensor:
+    """What stored rows stand for."""
+    return stored.float() * scale[:, None]
 
 
 def attention(
@@ -131,9 +167,11 @@ def assert_rows_as_exact_as_torch(
     window: int = 0,
     softcap: float = 0.0,
     factor_dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """The error against float64 is at most twice that of torch doing the same in the type that q and keys promote to.
 
+    dtype: another type for torch.
     factor_dtype: what kernel and torch may round the queries and the weights to before they multiply.
 
     Beside that, one rounding to float32 of each score and each output is allowed, and one to factor_dtype of each
@@ -142,7 +180,7 @@ def assert_rows_as_exact_as_torch(
     sum that one wrong element exceeds by far.
     """
     exact = attention(q, keys, values, positions, scale, window, softcap)
-    dtype = torch.promote_types(q.dtype, keys.dtype)
+    dtype = dtype or torch.promote_types(q.dtype, keys.dtype)
     in_torch = attention(q, keys, values, positions, scale, window, softcap, dtype, factor_dtype)
     actual_error = (actual.double() - exact).norm().item()
     torch_error = (in_torch.to(actual.dtype).double() - exact).norm().item()
@@ -167,7 +205,16 @@ def assert_as_exact_as_torch(
             positions = torch.arange(length - (rows.stop - rows.start), length)
             keys, values = batch.keys[request], batch.values[request]
             assert_rows_as_exact_as_torch(
-                actual[rows], batch.q[rows], keys, values, positions, batch.scale, window, softcap, factor_dtype
+                actual[rows],
+                batch.q[rows],
+                keys,
+                values,
+                positions,
+                batch.scale,
+                window,
+                softcap,
+                factor_dtype,
+                batch.q.dtype if batch.k_scale is not None else None,
             )
 
 

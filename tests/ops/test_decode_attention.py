@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cudaprefill import ops
 from tests.ops.attention_calls import decode, prefill
 from tests.ops.attention_reference import (
+    FLOAT8,
     PagedBatch,
     assert_as_exact_as_torch,
     assert_rows_as_exact_as_torch,
@@ -21,6 +22,7 @@ from tests.ops.attention_reference import (
 from tests.ops.isa_levels import lower_float_levels, passes_at_isa_level
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KV_DTYPES = [*DTYPES, FLOAT8]
 
 
 def decode_batch(context_lens: list[int], *shape: int, **options: object) -> PagedBatch:
@@ -33,7 +35,7 @@ def test_lower_float_levels_pass_this_file(level: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_the_query_sees_its_whole_context(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     batch = decode_batch([1, 2, 15, 16, 17, 300, 1000], dtype=dtype, kv_dtype=kv_dtype)
     assert_as_exact_as_torch(decode(batch), batch)
@@ -47,7 +49,7 @@ def test_group_and_head_sizes(heads: tuple[int, int], head_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_size", [1, 8, 36, 50])
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_head_sizes_that_fill_no_vector(head_size: int, kv_dtype: torch.dtype) -> None:
     batch = decode_batch([1, 70], head_size=head_size, kv_dtype=kv_dtype)
     assert_as_exact_as_torch(decode(batch), batch)
@@ -247,7 +249,7 @@ def random_batches(draw: st.DrawFn) -> PagedBatch:
         draw(st.sampled_from([8, 16, 40, 64, 128])),
         block_size=draw(st.sampled_from([8, 16, 32])),
         dtype=draw(st.sampled_from(DTYPES)),
-        kv_dtype=draw(st.sampled_from(DTYPES)),
+        kv_dtype=draw(st.sampled_from(KV_DTYPES)),
         spread=draw(st.sampled_from([0.1, 1.0, 10.0])),
         seed=draw(st.integers(0, 2**31)),
     )

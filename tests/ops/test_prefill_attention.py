@@ -13,6 +13,7 @@ from torch import Tensor
 from cudaprefill import ops
 from tests.ops.attention_calls import prefill
 from tests.ops.attention_reference import (
+    FLOAT8,
     PagedBatch,
     assert_rows_as_exact_as_torch,
     paged_batch,
@@ -22,6 +23,7 @@ from tests.ops.attention_reference import assert_as_exact_as_torch as assert_as_
 from tests.ops.isa_levels import lower_attention_levels, passes_at_isa_level
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KV_DTYPES = [*DTYPES, FLOAT8]
 
 
 def assert_as_exact_as_torch(out: Tensor, batch: PagedBatch, window: int = 0, softcap: float = 0.0) -> None:
@@ -38,7 +40,7 @@ def test_lower_levels_pass_this_file(level: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_row_i_sees_the_keys_up_to_its_own_position(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     batch = paged_batch([3, 16, 33, 100], [20, 17, 33, 400], dtype=dtype, kv_dtype=kv_dtype)
     assert_as_exact_as_torch(prefill(batch), batch)
@@ -52,14 +54,14 @@ def test_group_and_head_sizes(heads: tuple[int, int], head_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_size", [1, 8, 36, 50])
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_head_sizes_that_fill_no_vector(head_size: int, kv_dtype: torch.dtype) -> None:
     batch = paged_batch([5, 40], [5, 70], head_size=head_size, kv_dtype=kv_dtype)
     assert_as_exact_as_torch(prefill(batch), batch)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32, 64])
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, FLOAT8])
 def test_block_sizes(block_size: int, kv_dtype: torch.dtype) -> None:
     batch = paged_batch([7, 64, 200], [7, 150, 333], block_size=block_size, kv_dtype=kv_dtype)
     assert_as_exact_as_torch(prefill(batch), batch)
@@ -160,7 +162,7 @@ def test_soft_cap(softcap: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 7, 32, 130, 1000])
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, FLOAT8])
 def test_window(window: int, kv_dtype: torch.dtype) -> None:
     batch = paged_batch([1, 72, 200, 90], [40, 72, 600, 500], kv_dtype=kv_dtype)
     assert_as_exact_as_torch(prefill(batch, window), batch, window)
@@ -292,7 +294,7 @@ def random_batches(draw: st.DrawFn) -> PagedBatch:
         draw(st.sampled_from([8, 16, 40, 64])),
         draw(st.sampled_from([8, 16, 32])),
         draw(st.sampled_from(DTYPES)),
-        draw(st.sampled_from(DTYPES)),
+        draw(st.sampled_from(KV_DTYPES)),
         draw(st.sampled_from([0.1, 1.0, 10.0])),
         draw(st.integers(0, 2**31)),
     )

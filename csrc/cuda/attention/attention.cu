@@ -15,6 +15,7 @@
 #include "csrc/cuda/checks.h"
 #include "csrc/cuda/element.cuh"
 #include "csrc/cuda/kernels.h"
+#include "csrc/cuda/kv_number.cuh"
 #include "csrc/ops/mixed_step.h"
 
 namespace cudaprefill::cuda {
@@ -24,14 +25,14 @@ constexpr int kPrefillBlocksPerMultiprocessor = 2;
 
 template <class Params>
 void check_attention(const char* op, const Params& params) {
-  require_same_dtype(op, params.dtype, params.kv_dtype);
+  require_cache_dtype(op, params.dtype, params.kv_dtype);
   require(params.scale > 0, op, ": scale must be above 0, got ", params.scale);
   require(params.block_size >= 16 && std::has_single_bit(static_cast<unsigned>(params.block_size)), op,
           ": block_size must be a power of two from 16 on, got ", params.block_size);
   require_alignment(op, "q", params.q, params.dtype);
   require_alignment(op, "out", params.out, params.dtype);
-  require_alignment(op, "k_cache", params.k_cache, params.dtype);
-  require_alignment(op, "v_cache", params.v_cache, params.dtype);
+  require_alignment(op, "k_cache", params.k_cache, params.kv_dtype);
+  require_alignment(op, "v_cache", params.v_cache, params.kv_dtype);
 }
 
 int block_shift(int block_size) { return std::countr_zero(static_cast<unsigned>(block_size)); }
@@ -80,7 +81,7 @@ bool has_page_boxes(const Params& params) {
 
 // A kernel of 16-bit prefill for these arguments: the one that is wanted, or the best that the device has.
 PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device& device) {
-  const bool hopper = has_hopper_kernels(params, device);
+  const bool hopper = has_hopper_kernels(params, device) && params.kv_dtype != DType::kFloat8;
   const bool boxes = hopper && has_page_boxes(params);
   PrefillKernel wanted = device.wanted_prefill_kernel();
   if (wanted == PrefillKernel::kBest) {
@@ -95,7 +96,7 @@ PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device
 // memory.
 bool fits_decode_line(const DecodeAttentionParams& params, int row_tiles) {
   const int64_t pieces = params.max_blocks * params.block_size / kPageRows;
-  return params.num_requests <= HopperDecodeTraits<64>::kMostRequests &&
+  return params.num_requests <= kHopperDecodeMostRequests &&
          params.num_requests * pieces * params.num_kv_heads * row_tiles <= INT32_MAX;
 }
 
@@ -112,7 +113,8 @@ DecodeKernel choose_decode_kernel(const DecodeAttentionParams& params, int row_t
 
 template <class Params>
 TensorMap page_map(const PagedCache& cache, const Params& params) {
-  return encode_tensor_map(PageBoxes::shape(cache, params.num_kv_heads, params.block_size, params.head_size));
+  return encode_tensor_map(PageBoxes::shape(cache, params.num_kv_heads, params.block_size, params.head_size,
+                                            element_bytes(params.kv_dtype)));
 }
 
 struct PlannedPrefill {
@@ -149,8 +151,8 @@ PlannedPrefill plan(const PrefillAttentionParams& params, const ScoreScale& scal
   plan.counts = static_cast<PlanCounts*>(device.workspace(sizeof(PlanCounts)));
   plan_prefill(plan, device.stream());
 
-  const int at_once =
-      heads_at_once(params.max_blocks * params.block_size, params.num_kv_heads, params.head_size, device.l2_bytes());
+  const int at_once = heads_at_once(params.max_blocks * params.block_size, params.num_kv_heads, params.head_size,
+                                    element_bytes(params.kv_dtype), device.l2_bytes());
   const int64_t parts = bounds.parts * params.num_kv_heads;
   void* workspace = device.workspace(Partials::bytes(parts, rows, params.head_size));
   const PrefillLaunch launch{params,
@@ -179,12 +181,14 @@ void decode_by_tensor_copies(const DecodeAttentionParams& params, const ScoreSca
   launch.row_tiles = row_tiles;
   launch.heads_of_keys = PageBoxes::heads_of_block(params.k_cache);
   launch.heads_of_values = PageBoxes::heads_of_block(params.v_cache);
-  launch.workers = blocks * HopperDecodeTraits<head_size>::kWarps;
+  launch.workers = blocks * HopperDecodeTraits<head_size, Element>::kWarps;
   launch.pieces_before = static_cast<int32_t*>(device.workspace((params.num_requests + 1) * sizeof(int32_t)));
   const int rows = std::min(group, kDecodeRows);
   const int64_t parts = 2 * int64_t{launch.workers};
   launch.partials = Partials::in(device.workspace(Partials::bytes(parts, rows, head_size)), parts, rows, head_size);
-  run_decode_sm90<Element, head_size>(launch, blocks, device.stream());
+  with_kv_type<Element>(
+      params.kv_dtype, [&]<class Kv>(Kv) { run_decode_sm90<Element, head_size, Kv>(launch, blocks, device.stream()); });
+  run_merge_decode_sm90<Element, head_size>(launch, device.stream());
 }
 
 }  // namespace
@@ -223,6 +227,8 @@ void decode_attention(const DecodeAttentionParams& params, Device& device) {
     plain.num_tokens = params.num_requests;
     plain.num_requests = params.num_requests;
     plain.num_q_heads = params.num_q_heads;
+    plain.num_kv_heads = params.num_kv_heads;
+    plain.kv_dtype = params.kv_dtype;
     plain.head_size = params.head_size;
     plain.window = params.window;
     return run_plain_attention({plain, scale, block_shift(params.block_size), group}, device.stream());
@@ -245,7 +251,9 @@ void decode_attention(const DecodeAttentionParams& params, Device& device) {
       partials = Partials::in(workspace, parts, kDecodeRows, head_size);
     }
     const DecodeLaunch launch{params, scale, block_shift(params.block_size), group, row_tiles, splits, partials};
-    run_decode<Element, head_size>(launch, blocks, device.stream());
+    with_kv_type<Element>(params.kv_dtype,
+                          [&]<class Kv>(Kv) { run_decode<Element, head_size, Kv>(launch, blocks, device.stream()); });
+    if (splits > 1) run_merge_decode<Element, head_size>(launch, blocks, device.stream());
   });
 }
 
@@ -281,11 +289,13 @@ void prefill_attention(const PrefillAttentionParams& params, Device& device) {
         return run_merge_prefill<Element, head_size>(planned.launch, planned.max_split_tiles, device.stream());
       }
     }
-    using Traits = PrefillTraits<head_size>;
+    using Traits = PrefillTraits<head_size, Element>;  // the tiles are the same for all caches
     const int blocks = device.num_multiprocessors() * kPrefillBlocksPerMultiprocessor;
     constexpr TileShape kTile{Traits::kRows, Traits::kKeys, 0, 0};
     const PlannedPrefill planned = plan(params, scale, group, kTile, blocks, device);
-    run_prefill<Element, head_size>(planned.launch, blocks, device.stream());
+    with_kv_type<Element>(params.kv_dtype, [&]<class Kv>(Kv) {
+      run_prefill<Element, head_size, Kv>(planned.launch, blocks, device.stream());
+    });
     run_merge_prefill<Element, head_size>(planned.launch, planned.max_split_tiles, device.stream());
   });
 }

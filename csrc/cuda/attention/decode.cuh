@@ -12,6 +12,7 @@
 #include <ptx/memory.cuh>
 
 #include "csrc/cuda/attention/decode_splits.h"
+#include "csrc/cuda/attention/kv_fragments.cuh"
 #include "csrc/cuda/attention/pages.cuh"
 #include "csrc/cuda/attention/partial.cuh"
 #include "csrc/cuda/attention/products.cuh"
@@ -55,16 +56,18 @@ struct DecodeBlock {
   }
 };
 
-template <int head_size>
+template <int head_size, class Kv>
 struct DecodeTraits {
   static constexpr int kWarps = head_size > 128 ? 2 : 4;
-  static constexpr int kStages = head_size > 64 ? head_size > 80 ? 2 : 3 : 4;
+  // As many bytes in flight whatever the numbers are stored as.
+  static constexpr int kStages = (head_size > 64 ? head_size > 80 ? 2 : 3 : 4) * 2 / sizeof(Kv);
   // What the registers are cut for; at head size 256 a block has half the threads, and they need all they can get.
   static constexpr int kResidentBlocks = head_size > 128 ? 1 : kDecodeBlocksPerMultiprocessor;
-  using Tile = SharedTile<head_size>;
+  using QueryTile = SharedTile<head_size>;
+  using Tile = SharedKvTile<head_size, Kv>;
 
   static constexpr uint32_t kPieceBytes = Tile::bytes(kDecodePiece);
-  static constexpr uint32_t kStagesAt = Tile::bytes(kDecodeRows);  // after the queries
+  static constexpr uint32_t kStagesAt = QueryTile::bytes(kDecodeRows);  // after the queries
   static constexpr uint32_t kStageBytes = kWarps * kStages * 2 * kPieceBytes;
   // After the loop, the same place holds the results of the warps: rows of float32, then maxima and sums.
   // Eight floats of padding put the rows of a fragment into different banks.
@@ -74,14 +77,16 @@ struct DecodeTraits {
   static constexpr uint32_t kSharedBytes = kStagesAt + (kStageBytes > kMergeBytes ? kStageBytes : kMergeBytes);
 };
 
-template <class Element, int head_size>
-__global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, DecodeTraits<head_size>::kResidentBlocks)
+template <class Element, int head_size, class Kv>
+__global__ void __launch_bounds__(DecodeTraits<head_size, Kv>::kWarps* kWarpSize,
+                                  DecodeTraits<head_size, Kv>::kResidentBlocks)
     decode_attention_kernel(const __grid_constant__ DecodeLaunch launch) {
-  using Traits = DecodeTraits<head_size>;
+  using Traits = DecodeTraits<head_size, Kv>;
   using Tile = typename Traits::Tile;
+  using QueryTile = typename Traits::QueryTile;
   constexpr int kWarps = Traits::kWarps, kStages = Traits::kStages;
   constexpr int kThreads = kWarps * kWarpSize;
-  constexpr int kSteps = head_size / 16;    // k-steps of the first product
+  constexpr int kSteps = head_size / 16;    // k-steps of the first product, steps of columns of the second
   constexpr int kOutTiles = head_size / 8;  // n-tiles of the second
   const DecodeAttentionParams& params = launch.op;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -98,10 +103,10 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
 
   // --- queries, into shared memory and on into registers ---
   const uint32_t shared = ptx::shared_base();
-  const Tile query_tile{shared};
+  const QueryTile query_tile{shared};
   const Element* q = static_cast<const Element*>(params.q.data) + block.request * params.q.token_stride;
-  for (int i = threadIdx.x; i < kDecodeRows * Tile::kChunks; i += kThreads) {
-    const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+  for (int i = threadIdx.x; i < kDecodeRows * QueryTile::kChunks; i += kThreads) {
+    const int row = i / QueryTile::kChunks, chunk = i % QueryTile::kChunks;
     const bool valid = row < block.num_heads;
     const Element* source = q + (block.first_head + (valid ? row : 0)) * params.q.head_stride;
     ptx::copy_async_16(query_tile.address(row, chunk), source + chunk * kChunkElements, valid);
@@ -113,8 +118,8 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
   const auto key_tile = [&](int stage) { return Tile{ring + stage * 2 * Traits::kPieceBytes}; };
   const auto value_tile = [&](int stage) { return Tile{ring + (stage * 2 + 1) * Traits::kPieceBytes}; };
   const int32_t* table = params.block_table + block.request * params.block_table_stride;
-  const PagedRows<Element> keys(params.k_cache, block.kv_head, table, launch.block_shift);
-  const PagedRows<Element> values(params.v_cache, block.kv_head, table, launch.block_shift);
+  const PagedRows<Kv> keys(params.k_cache, block.kv_head, table, launch.block_shift);
+  const PagedRows<Kv> values(params.v_cache, block.kv_head, table, launch.block_shift);
   // Always closes a group, so that the number of groups says which piece has come.
   const auto load_piece = [&](int piece, int stage) {
     if (piece < split_last) {
@@ -131,8 +136,9 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
   __syncthreads();
   uint32_t query[kSteps][4];
 #pragma unroll
-  for (int k = 0; k < kSteps; ++k) load_query(query_tile, 0, k, lane, query[k]);
+  for (int k = 0; k < kSteps; ++k) load_query_for<Kv>(query_tile, 0, k, lane, query[k]);
 
+  const ScoreScale score_scale = launch.scale.of_keys(scale_of<Kv>(params.k_cache, block.kv_head));
   OnlineSoftmax softmax;
   float out[kOutTiles][4] = {};
   int stage = 0;
@@ -143,13 +149,16 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
 
     float scores[2][4] = {};
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      uint32_t fragment[4];
-      load_keys(key_tile(stage), 0, k, lane, fragment);
-      ptx::multiply_accumulate<Element>(scores[0], query[k], fragment[0], fragment[1]);
-      ptx::multiply_accumulate<Element>(scores[1], query[k], fragment[2], fragment[3]);
+    for (int k = 0; k < kSteps; k += kStepsOfLoad<Kv>) {
+      uint32_t fragments[kStepsOfLoad<Kv>][4];
+      load_key_fragments<Element, Kv>(key_tile(stage), 0, k, lane, fragments);
+#pragma unroll
+      for (int s = 0; s < kStepsOfLoad<Kv> && k + s < kSteps; ++s) {
+        ptx::multiply_accumulate<Element>(scores[0], query[k + s], fragments[s][0], fragments[s][1]);
+        ptx::multiply_accumulate<Element>(scores[1], query[k + s], fragments[s][2], fragments[s][3]);
+      }
     }
-    launch.scale.cap(scores);
+    score_scale.cap(scores);
     const int key = piece * kDecodePiece;
     if (key < first_key || key + kDecodePiece > last_key) {
 #pragma unroll
@@ -161,15 +170,18 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
         }
       }
     }
-    softmax.update(scores, out, launch.scale.factor);
+    softmax.update(scores, out, score_scale.factor);
     uint32_t weights[4];
     pack_weights<Element>(scores[0], scores[1], weights);
 #pragma unroll
-    for (int n = 0; n < kOutTiles / 2; ++n) {
-      uint32_t fragment[4];
-      load_values(value_tile(stage), 0, n, lane, fragment);
-      ptx::multiply_accumulate<Element>(out[2 * n], weights, fragment[0], fragment[1]);
-      ptx::multiply_accumulate<Element>(out[2 * n + 1], weights, fragment[2], fragment[3]);
+    for (int n = 0; n < kSteps; n += kStepsOfLoad<Kv>) {
+      uint32_t fragments[kStepsOfLoad<Kv>][4];
+      load_value_fragments<Element, Kv>(value_tile(stage), 0, n, lane, fragments);
+#pragma unroll
+      for (int s = 0; s < kStepsOfLoad<Kv> && n + s < kSteps; ++s) {
+        ptx::multiply_accumulate<Element>(out[2 * (n + s)], weights, fragments[s][0], fragments[s][1]);
+        ptx::multiply_accumulate<Element>(out[2 * (n + s) + 1], weights, fragments[s][2], fragments[s][3]);
+      }
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
@@ -186,8 +198,7 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
     const uint32_t at = merge_rows + (warp * kDecodeRows + row) * Traits::kMergeStride * sizeof(float);
 #pragma unroll
     for (int n = 0; n < kOutTiles; ++n) {
-      const float2 pair{out[n][2 * half], out[n][2 * half + 1]};
-      ptx::store_shared(at + (n * 8 + lane % 4 * 2) * sizeof(float), pair);
+      ptx::store_shared(at + OutColumns<Kv>::element(n, lane) * sizeof(float), OutColumns<Kv>::pair(out, n, half));
     }
     if (lane % 4 == 0) {
       const float2 state{softmax.maximum[half], softmax.sum[half]};
@@ -211,12 +222,12 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
     for (int w = 0; w < kWarps; ++w) {
       float2 pair;
       ptx::load_shared(merge_rows + ((w * kDecodeRows + row) * Traits::kMergeStride + element) * sizeof(float), pair);
-      const float weight = ptx::exp2_fast((states[w].x - reference) * launch.scale.factor);
+      const float weight = ptx::exp2_fast((states[w].x - reference) * score_scale.factor);
       sum += weight * states[w].y;
       merged.x += weight * pair.x;
       merged.y += weight * pair.y;
     }
-    const float scale = sum > 0 ? 1 / sum : 0.0f;
+    const float scale = sum > 0 ? scale_of<Kv>(params.v_cache, block.kv_head) / sum : 0.0f;
     merged.x *= scale;
     merged.y *= scale;
     if (launch.num_splits == 1) {
@@ -226,7 +237,7 @@ __global__ void __launch_bounds__(DecodeTraits<head_size>::kWarps* kWarpSize, De
     } else {
       ptx::store_global(reinterpret_cast<float2*>(launch.partials.out_row(blockIdx.x, row) + element), merged);
       if (element == 0) {
-        ptx::store_global(launch.partials.log_sum_of(blockIdx.x, row), log2_of_sum(maximum, sum, launch.scale.factor));
+        ptx::store_global(launch.partials.log_sum_of(blockIdx.x, row), log2_of_sum(maximum, sum, score_scale.factor));
       }
     }
   }

@@ -7,7 +7,9 @@
 //     copies  | K0 V0   K1    V1    K2    V2
 //     warps   |    S0  P0 O0 | S1  P1 O1 | ...       S = Q K^T, P = softmax, O += P V
 //
-// While a tile is multiplied, the next one is on its way.
+// While a tile is multiplied, the next one is on its way. What is stored in 8 bits comes into a place of its own, and
+// the lanes that have copied it widen it into the one stage that there is, once for all warps; then the place is free
+// for the next copies.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,6 +25,7 @@
 #include "csrc/cuda/attention/products.cuh"
 #include "csrc/cuda/attention/softmax.cuh"
 #include "csrc/cuda/attention/tile.cuh"
+#include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/reduce.cuh"
 #include "csrc/ops/params.h"
 
@@ -31,22 +34,45 @@ namespace cudaprefill {
 constexpr int kPrefillWarps = 4;
 constexpr int kPrefillThreads = kPrefillWarps * kWarpSize;
 
-template <int head_size>
+template <int head_size, class Kv>
 struct PrefillTraits {
   using Tile = SharedTile<head_size>;
   static constexpr int kRowTiles = head_size > 128 ? 1 : 2;  // of 16 rows, a warp
   static constexpr int kRows = kPrefillWarps * kRowTiles * 16;
   static constexpr int kKeys = head_size > 80 ? 32 : 64;
-  static constexpr int kStages = 2;
+  static constexpr int kStages = kHasScales<Kv> ? 1 : 2;
   static constexpr int kKeysPerWarp = kKeys / kPrefillWarps;  // that a warp copies
 
   static constexpr uint32_t kStagesAt = Tile::bytes(kRows);  // after the queries
-  static constexpr uint32_t kSharedBytes = kStagesAt + 2 * kStages * Tile::bytes(kKeys);
+  // What is stored in 8 bits, after the stages.
+  using StoredTile = SharedKvTile<head_size, Kv>;
+  static constexpr uint32_t kStoredAt = kStagesAt + 2 * kStages * Tile::bytes(kKeys);
+  static constexpr uint32_t kSharedBytes = kStoredAt + (kHasScales<Kv> ? 2 * StoredTile::bytes(kKeys) : 0);
 };
 
-template <class Element, int head_size>
+// Rows that this lane has copied, by copy_rows_async of as many rows, as Elements.
+template <int rows, class Element, int head_size>
+__device__ __forceinline__ void widen_rows(const SharedKvTile<head_size, Float8>& from, const SharedTile<head_size>& to,
+                                           int row, int lane) {
+  constexpr int kChunks = SharedKvTile<head_size, Float8>::kChunks, kPieces = rows * kChunks;
+#pragma unroll 1  // registers are short
+  for (int piece = lane; piece < kPieces; piece += kWarpSize) {
+    const int r = row + piece / kChunks, chunk = piece % kChunks;
+    uint4 numbers;
+    ptx::load_shared(from.address(r, chunk), numbers);
+    ptx::store_shared(to.address(r, 2 * chunk),
+                      uint4{widen_first_two<Element>(numbers.x), widen_last_two<Element>(numbers.x),
+                            widen_first_two<Element>(numbers.y), widen_last_two<Element>(numbers.y)});
+    ptx::store_shared(to.address(r, 2 * chunk + 1),
+                      uint4{widen_first_two<Element>(numbers.z), widen_last_two<Element>(numbers.z),
+                            widen_first_two<Element>(numbers.w), widen_last_two<Element>(numbers.w)});
+  }
+}
+
+template <class Element, int head_size, class Kv>
 __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem& item, int kv_head) {
-  using Traits = PrefillTraits<head_size>;
+  using Traits = PrefillTraits<head_size, Kv>;
+  using StoredTile = typename Traits::StoredTile;
   using Tile = typename Traits::Tile;
   constexpr int kRowTiles = Traits::kRowTiles, kRows = Traits::kRows, kKeys = Traits::kKeys;
   constexpr int kSteps = head_size / 16;    // k-steps of the first product
@@ -73,16 +99,30 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
   const Tile query_tile{shared};
   const auto key_tile = [&](int stage) { return Tile{shared + Traits::kStagesAt + stage * 2 * Tile::bytes(kKeys)}; };
   const auto value_tile = [&](int stage) { return Tile{key_tile(stage).base + Tile::bytes(kKeys)}; };
+  const int own_key = warp * Traits::kKeysPerWarp;
   const int32_t* table = params.block_table + item.request * params.block_table_stride;
-  const PagedRows<Element> keys(params.k_cache, kv_head, table, launch.block_shift);
-  const PagedRows<Element> values(params.v_cache, kv_head, table, launch.block_shift);
+  const PagedRows<Kv> keys(params.k_cache, kv_head, table, launch.block_shift);
+  const PagedRows<Kv> values(params.v_cache, kv_head, table, launch.block_shift);
   // Both always close a group, so that the number of groups says what has come.
-  const auto copy_tile = [&](const Tile& tile, const PagedRows<Element>& rows, int key) {
+  const auto copy_tile = [&](const auto& tile, const PagedRows<Kv>& rows, int key) {
     if (key < item.last_key) {
-      const int own = warp * Traits::kKeysPerWarp;
-      copy_rows_async<Traits::kKeysPerWarp>(tile, own, rows, key + own, first_visible, item.last_key, lane);
+      copy_rows_async<Traits::kKeysPerWarp>(tile, own_key, rows, key + own_key, first_visible, item.last_key, lane);
     }
     ptx::commit_copies();
+  };
+  const auto copy_keys = [&](int stage, int key) {
+    if constexpr (kHasScales<Kv>) {
+      copy_tile(StoredTile{shared + Traits::kStoredAt}, keys, key);
+    } else {
+      copy_tile(key_tile(stage), keys, key);
+    }
+  };
+  const auto copy_values = [&](int stage, int key) {
+    if constexpr (kHasScales<Kv>) {
+      copy_tile(StoredTile{shared + Traits::kStoredAt + StoredTile::bytes(kKeys)}, values, key);
+    } else {
+      copy_tile(value_tile(stage), values, key);
+    }
   };
   const Element* q = static_cast<const Element*>(params.q.data) + first_token * params.q.token_stride;
   for (int i = threadIdx.x; i < kRows * Tile::kChunks; i += kPrefillThreads) {
@@ -93,16 +133,20 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
         q + from.token * params.q.token_stride + (kv_head * launch.group + from.head) * params.q.head_stride;
     ptx::copy_async_16(query_tile.address(row, chunk), source + chunk * kChunkElements, valid);
   }
-  copy_tile(key_tile(0), keys, item.first_key);  // closes the group of the queries, too
-  copy_tile(value_tile(0), values, item.first_key);
+  copy_keys(0, item.first_key);  // closes the group of the queries, too
+  copy_values(0, item.first_key);
 
+  const ScoreScale score_scale = launch.scale.of_keys(scale_of<Kv>(params.k_cache, kv_head));
   OnlineSoftmax softmax[kRowTiles];
   float out[kRowTiles][kOutTiles][4] = {};
   int stage = 0;
   for (int key = item.first_key; key < item.last_key; key += kKeys) {
     ptx::wait_for_copies<1>();  // the keys; the values may still be on their way
-    __syncthreads();            // for all warps, and all are done with the tile before
-    copy_tile(key_tile(1 - stage), keys, key + kKeys);
+    if constexpr (kHasScales<Kv>) {
+      widen_rows<Traits::kKeysPerWarp, Element, head_size>({shared + Traits::kStoredAt}, key_tile(0), own_key, lane);
+    }
+    __syncthreads();  // for all warps, and all are done with the tile before
+    copy_keys(1 - stage, key + kKeys);
 
     float scores[kRowTiles][kKeyTiles][4] = {};
 #pragma unroll
@@ -122,7 +166,7 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
       }
     }
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) launch.scale.cap(scores[m]);
+    for (int m = 0; m < kRowTiles; ++m) score_scale.cap(scores[m]);
     if (key < all_see_from || key + kKeys > all_see_to) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -130,11 +174,15 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
       }
     }
 #pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) softmax[m].update(scores[m], out[m], launch.scale.factor);
+    for (int m = 0; m < kRowTiles; ++m) softmax[m].update(scores[m], out[m], score_scale.factor);
 
     ptx::wait_for_copies<1>();  // the values; the next keys may still be on their way
+    if constexpr (kHasScales<Kv>) {
+      widen_rows<Traits::kKeysPerWarp, Element, head_size>({shared + Traits::kStoredAt + StoredTile::bytes(kKeys)},
+                                                           value_tile(0), own_key, lane);
+    }
     __syncthreads();
-    copy_tile(value_tile(1 - stage), values, key + kKeys);
+    copy_values(1 - stage, key + kKeys);
 #pragma unroll
     for (int k = 0; k < kKeyTiles / 2; ++k) {
       uint32_t weights[kRowTiles][4];
@@ -151,10 +199,11 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
         }
       }
     }
-    stage = 1 - stage;
+    stage = (stage + 1) % Traits::kStages;
   }
 
   // --- results ---
+  const float value_scale = scale_of<Kv>(params.v_cache, kv_head);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
     softmax[m].finish();
@@ -162,7 +211,7 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
     for (int half = 0; half < 2; ++half) {
       const int tile_row = warp_row + m * 16 + half * 8 + lane / 4;
       const float sum = softmax[m].sum[half];
-      const float scale = sum > 0 ? 1 / sum : 0.0f;
+      const float scale = sum > 0 ? value_scale / sum : 0.0f;
       if (item.part != PrefillItem::kWhole) {
         const int64_t part = int64_t{item.part} * params.num_kv_heads + kv_head;
         float* row = launch.partials.out_row(part, tile_row) + lane % 4 * 2;
@@ -173,7 +222,7 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
         }
         if (lane % 4 == 0) {
           ptx::store_global(launch.partials.log_sum_of(part, tile_row),
-                            log2_of_sum(softmax[m].maximum[half], sum, launch.scale.factor));
+                            log2_of_sum(softmax[m].maximum[half], sum, score_scale.factor));
         }
       } else {
         // By way of the queries' place in shared memory, whose rows are this warp's own by now, to 16-byte stores.
@@ -201,7 +250,7 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
   }
 }
 
-template <class Element, int head_size>
+template <class Element, int head_size, class Kv>
 __global__ void __launch_bounds__(kPrefillThreads)
     prefill_attention_kernel(const __grid_constant__ PrefillLaunch launch) {
   for (int i = blockIdx.x;; i += gridDim.x) {
@@ -211,7 +260,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
     const int4 head = ptx::load_global(reinterpret_cast<const int4*>(launch.items + work.item));
     const int part = ptx::load_global(&launch.items[work.item].part);
     const PrefillItem item{head.x, head.y, head.z, head.w, part, false, {}};
-    run_prefill_item<Element, head_size>(launch, item, work.kv_head);
+    run_prefill_item<Element, head_size, Kv>(launch, item, work.kv_head);
     __syncthreads();  // the next item overwrites the queries
   }
 }

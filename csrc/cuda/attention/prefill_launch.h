@@ -47,9 +47,8 @@ struct PrefillWork {
 
 // Where the caches hold `keys` of a request, so many heads' pages of it take half of the L2 cache, or all heads do; the
 // sections are as even as can be.
-inline int heads_at_once(int64_t keys, int num_kv_heads, int head_size, int64_t l2_bytes) {
-  constexpr int kElementBytes = 2;
-  const int64_t head_bytes = 2 * std::max<int64_t>(keys, 1) * head_size * kElementBytes;
+inline int heads_at_once(int64_t keys, int num_kv_heads, int head_size, int number_bytes, int64_t l2_bytes) {
+  const int64_t head_bytes = 2 * std::max<int64_t>(keys, 1) * head_size * number_bytes;
   const auto fit = static_cast<int>(std::clamp<int64_t>(l2_bytes / 2 / head_bytes, 1, num_kv_heads));
   const int sections = (num_kv_heads + fit - 1) / fit;
   return (num_kv_heads + sections - 1) / sections;

@@ -21,6 +21,11 @@ struct ScoreScale {
     return softcap > 0 ? ScoreScale{softcap * kLog2E, scale / softcap} : ScoreScale{scale * kLog2E, 0};
   }
 
+  // For dot products with keys that stand for themselves times `key_scale`.
+  __device__ __forceinline__ ScoreScale of_keys(float key_scale) const {
+    return into_cap == 0 ? ScoreScale{factor * key_scale, 0} : ScoreScale{factor, into_cap * key_scale};
+  }
+
   // softcap * tanh(x / softcap), without the leading factor: that is in `factor`.
   template <int tiles>
   __device__ __forceinline__ void cap(float (&scores)[tiles][4]) const {

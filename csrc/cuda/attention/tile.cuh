@@ -43,4 +43,8 @@ struct SharedTile {
   }
 };
 
+// A tile of what the caches store: half as wide for Float8.
+template <int head_size, class Kv>
+using SharedKvTile = SharedTile<head_size* static_cast<int>(sizeof(Kv)) / 2>;
+
 }  // namespace cudaprefill

@@ -1,10 +1,11 @@
 """Kernels with one fault each, a file a family of kernels. test_mutants.py must see every one of them fail."""
 
-from . import attention, hopper_decode, hopper_prefill, lora
+from . import attention, float8, hopper_decode, hopper_prefill, lora
 from .mutant import Mutant
 
 FAMILIES = {
     "attention": attention.MUTANTS,
+    "float8": float8.MUTANTS,
     "hopper_prefill": hopper_prefill.MUTANTS,
     "hopper_decode": hopper_decode.MUTANTS,
     "lora": lora.MUTANTS,

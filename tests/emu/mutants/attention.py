@@ -28,7 +28,7 @@ MUTANTS = (
     mutant(
         "prefill_without_barrier_for_keys",
         "prefill.cuh",
-        "__syncthreads();            // for all warps",
+        "__syncthreads();  // for all warps",
         "// for all warps",
         "chunks",
         "race|unfinished cp.async",
@@ -44,8 +44,8 @@ MUTANTS = (
     mutant(
         "prefill_overwrites_the_tile_in_use",
         "prefill.cuh",
-        "copy_tile(key_tile(1 - stage), keys, key + kKeys);",
-        "copy_tile(key_tile(stage), keys, key + kKeys);",
+        "copy_keys(1 - stage, key + kKeys);",
+        "copy_keys(stage, key + kKeys);",
         "chunks",
         "race|unfinished cp.async",
     ),

@@ -68,8 +68,8 @@ MUTANTS = (
     mutant(
         "hopper_decode_values_outside_not_taken_away",
         "decode_sm90.cuh",
-        "        for (int i = 0; i < 4; ++i) fragment[i] &= value_bits[i % 2];\n",
-        "        for (int i = 0; i < 4; ++i) fragment[i] &= value_bits[i % 2] | ~0u;\n",
+        "fragments[s][i] &= value_bits[i % 2];",
+        "fragments[s][i] &= value_bits[i % 2] | ~0u;",
         "hopper decodes",
         "error nan",
     ),

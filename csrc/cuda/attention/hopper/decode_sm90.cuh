@@ -20,15 +20,16 @@
 
 #include "csrc/cuda/attention/hopper/decode_launch.h"
 #include "csrc/cuda/attention/hopper/decode_line.cuh"
+#include "csrc/cuda/attention/kv_fragments.cuh"
 #include "csrc/cuda/attention/products.cuh"
 
 namespace cudaprefill {
 
 // The stages of one warp and the mbarrier of each.
-template <int head_size>
+template <int head_size, class Kv>
 struct DecodeRing {
-  using Traits = HopperDecodeTraits<head_size>;
-  using Tile = OperandTile<head_size>;
+  using Traits = HopperDecodeTraits<head_size, Kv>;
+  using Tile = typename Traits::Tile;
 
   uint32_t stages, barriers;
 
@@ -40,13 +41,13 @@ struct DecodeRing {
 };
 
 // Issues the copies of a warp's pieces one after another.
-template <int head_size>
+template <int head_size, class Kv>
 class PieceCopies {
  public:
-  using Traits = HopperDecodeTraits<head_size>;
+  using Traits = HopperDecodeTraits<head_size, Kv>;
 
   __device__ __forceinline__ PieceCopies(const HopperDecodeLaunch& launch, const DecodeLine& line,
-                                         const DecodeRing<head_size>& ring, int begin, int end, int lane)
+                                         const DecodeRing<head_size, Kv>& ring, int begin, int end, int lane)
       : launch_(launch), line_(line), ring_(ring), at_(begin), end_(end), lane_(lane) {}
 
   // The next piece, if there is one, into a stage that no lane reads any more.
@@ -84,7 +85,7 @@ class PieceCopies {
  private:
   const HopperDecodeLaunch& launch_;
   const DecodeLine& line_;
-  const DecodeRing<head_size>& ring_;
+  const DecodeRing<head_size, Kv>& ring_;
   int at_, end_;  // of the line
   int lane_;
   int piece_ = 0, piece_after_ = 0, kv_head_ = 0;  // of the segment
@@ -93,13 +94,15 @@ class PieceCopies {
   int looked_up_ = 0;                              // pieces whose blocks the lanes still have
 };
 
-// The A fragments of a row, straight from global memory: it is read once for hundreds of pieces.
-template <class Element, int head_size>
+// The A fragments of a row, in the order of keys of type Kv (kv_fragments.cuh), straight from global memory: it is read
+// once for hundreds of pieces.
+template <class Element, int head_size, class Kv>
 __device__ __forceinline__ void load_row_queries(const HopperDecodeLaunch& launch, const DecodeSegment& segment,
                                                  int lane, uint32_t (&query)[head_size / 16][4]) {
   const HeadRows& q = launch.op.q;
+  constexpr int kNeighbours = kHasScales<Kv> ? 4 : 2;  // of a lane
   const Element* rows = static_cast<const Element*>(q.data) + segment.request * q.token_stride +
-                        segment.first_head(launch) * q.head_stride + lane % 4 * 2;
+                        segment.first_head(launch) * q.head_stride + lane % 4 * kNeighbours;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + 8 * half;
@@ -108,7 +111,7 @@ __device__ __forceinline__ void load_row_queries(const HopperDecodeLaunch& launc
     for (int k = 0; k < head_size / 16; ++k) {
 #pragma unroll
       for (int right = 0; right < 2; ++right) {
-        const Element* at = rows + row * q.head_stride + k * 16 + right * 8;
+        const Element* at = rows + row * q.head_stride + k * 16 + right * (kHasScales<Kv> ? 2 : 8);
         query[k][half + 2 * right] = exists ? ptx::load_global(reinterpret_cast<const uint32_t*>(at)) : 0;
       }
     }
@@ -116,9 +119,11 @@ __device__ __forceinline__ void load_row_queries(const HopperDecodeLaunch& launc
 }
 
 // The result of a segment: its row of the output, or a part of it.
-template <class Element, int head_size>
+template <class Element, int head_size, class Kv>
 __device__ __forceinline__ void store_segment(const HopperDecodeLaunch& launch, const DecodeSegment& segment, int part,
-                                              int lane, OnlineSoftmax& softmax, const float (&out)[head_size / 8][4]) {
+                                              int lane, float factor, OnlineSoftmax& softmax,
+                                              const float (&out)[head_size / 8][4]) {
+  const float value_scale = scale_of<Kv>(launch.op.v_cache, segment.kv_head);
   const HeadRows& rows = launch.op.out;
   softmax.finish();
 #pragma unroll
@@ -126,35 +131,38 @@ __device__ __forceinline__ void store_segment(const HopperDecodeLaunch& launch, 
     const int row = lane / 4 + 8 * half;
     if (row >= segment.num_heads(launch)) continue;
     const float sum = softmax.sum[half];
-    const float scale = sum > 0 ? 1 / sum : 0.0f;
+    const float scale = sum > 0 ? value_scale / sum : 0.0f;
     Element* to = static_cast<Element*>(rows.data) + segment.request * rows.token_stride +
-                  (segment.first_head(launch) + row) * rows.head_stride + lane % 4 * 2;
-    float* partial = launch.partials.out_row(part, row) + lane % 4 * 2;
+                  (segment.first_head(launch) + row) * rows.head_stride;
+    float* partial = launch.partials.out_row(part, row);
 #pragma unroll
     for (int n = 0; n < head_size / 8; ++n) {
-      const float low = out[n][2 * half] * scale, high = out[n][2 * half + 1] * scale;
+      const int element = OutColumns<Kv>::element(n, lane);
+      float2 pair = OutColumns<Kv>::pair(out, n, half);
+      pair.x *= scale;
+      pair.y *= scale;
       if (segment.is_whole_row) {
-        ptx::store_global(reinterpret_cast<uint32_t*>(to + n * 8), ptx::pack<Element>(low, high));
+        ptx::store_global(reinterpret_cast<uint32_t*>(to + element), ptx::pack<Element>(pair.x, pair.y));
       } else {
-        ptx::store_global(reinterpret_cast<float2*>(partial + n * 8), float2{low, high});
+        ptx::store_global(reinterpret_cast<float2*>(partial + element), pair);
       }
     }
     if (!segment.is_whole_row && lane % 4 == 0) {
-      ptx::store_global(launch.partials.log_sum_of(part, row),
-                        log2_of_sum(softmax.maximum[half], sum, launch.scale.factor));
+      ptx::store_global(launch.partials.log_sum_of(part, row), log2_of_sum(softmax.maximum[half], sum, factor));
     }
   }
 }
 
-template <class Element, int head_size>
-__global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
+template <class Element, int head_size, class Kv>
+__global__ void __launch_bounds__(HopperDecodeTraits<head_size, Kv>::kThreads, 1)
     decode_sm90_kernel(const __grid_constant__ HopperDecodeLaunch launch) {
-  using Traits = HopperDecodeTraits<head_size>;
+  using Traits = HopperDecodeTraits<head_size, Kv>;
+  constexpr int kSteps = head_size / 16;
   const int lane = threadIdx.x % kWarpSize;
   const int warp = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x / kWarpSize), 0);
   const uint32_t shared = (ptx::shared_base() + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
-  const DecodeRing<head_size> ring{shared + warp * Traits::kStages * Traits::kStageBytes,
-                                   shared + Traits::kBarriersAt + warp * Traits::kStages * ptx::kMbarrierBytes};
+  const DecodeRing<head_size, Kv> ring{shared + warp * Traits::kStages * Traits::kStageBytes,
+                                       shared + Traits::kBarriersAt + warp * Traits::kStages * ptx::kMbarrierBytes};
   if (lane == 0) {
     ptx::prefetch_tensor_map(launch.keys);
     ptx::prefetch_tensor_map(launch.values);
@@ -168,7 +176,7 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
   const int share = decode_share(line.length, launch.workers);
   const auto begin = static_cast<int>(min(int64_t{worker} * share, int64_t{line.length}));
   const int end = min(share, line.length - begin) + begin;
-  PieceCopies<head_size> copies(launch, line, ring, begin, end, lane);
+  PieceCopies<head_size, Kv> copies(launch, line, ring, begin, end, lane);
 #pragma unroll 1
   for (int stage = 0; stage < Traits::kStages; ++stage) copies.issue(stage);
 
@@ -178,7 +186,8 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
   for (int at = begin; at < end;) {
     const DecodeSegment segment = line.segment(launch, at, end);
     uint32_t query[head_size / 16][4];
-    load_row_queries<Element, head_size>(launch, segment, lane, query);
+    load_row_queries<Element, head_size, Kv>(launch, segment, lane, query);
+    const ScoreScale score_scale = launch.scale.of_keys(scale_of<Kv>(launch.op.k_cache, segment.kv_head));
     OnlineSoftmax softmax;
     float out[head_size / 8][4] = {};
 #pragma unroll 1
@@ -186,13 +195,16 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
       ptx::mbarrier_wait(ring.full(stage), parity);
       float scores[2][4] = {};
 #pragma unroll
-      for (int k = 0; k < head_size / 16; ++k) {
-        uint32_t fragment[4];
-        load_keys(ring.keys(stage), 0, k, lane, fragment);
-        ptx::multiply_accumulate<Element>(scores[0], query[k], fragment[0], fragment[1]);
-        ptx::multiply_accumulate<Element>(scores[1], query[k], fragment[2], fragment[3]);
+      for (int k = 0; k < kSteps; k += kStepsOfLoad<Kv>) {
+        uint32_t fragments[kStepsOfLoad<Kv>][4];
+        load_key_fragments<Element, Kv>(ring.keys(stage), 0, k, lane, fragments);
+#pragma unroll
+        for (int s = 0; s < kStepsOfLoad<Kv>; ++s) {
+          ptx::multiply_accumulate<Element>(scores[0], query[k + s], fragments[s][0], fragments[s][1]);
+          ptx::multiply_accumulate<Element>(scores[1], query[k + s], fragments[s][2], fragments[s][3]);
+        }
       }
-      launch.scale.cap(scores);
+      score_scale.cap(scores);
 
       // What lies outside may be NaN, and 0 * NaN is NaN: values are taken away with their scores.
       uint32_t value_bits[2] = {~0u, ~0u};  // of two keys each, as in a B fragment
@@ -209,17 +221,20 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
           }
         }
       }
-      softmax.update(scores, out, launch.scale.factor);
+      softmax.update(scores, out, score_scale.factor);
       uint32_t weights[4];
       pack_weights<Element>(scores[0], scores[1], weights);
 #pragma unroll
-      for (int n = 0; n < head_size / 16; ++n) {
-        uint32_t fragment[4];
-        load_values(ring.values(stage), 0, n, lane, fragment);
+      for (int n = 0; n < kSteps; n += kStepsOfLoad<Kv>) {
+        uint32_t fragments[kStepsOfLoad<Kv>][4];
+        load_value_fragments<Element, Kv>(ring.values(stage), 0, n, lane, fragments);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) fragment[i] &= value_bits[i % 2];
-        ptx::multiply_accumulate<Element>(out[2 * n], weights, fragment[0], fragment[1]);
-        ptx::multiply_accumulate<Element>(out[2 * n + 1], weights, fragment[2], fragment[3]);
+        for (int s = 0; s < kStepsOfLoad<Kv>; ++s) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) fragments[s][i] &= value_bits[i % 2];
+          ptx::multiply_accumulate<Element>(out[2 * (n + s)], weights, fragments[s][0], fragments[s][1]);
+          ptx::multiply_accumulate<Element>(out[2 * (n + s) + 1], weights, fragments[s][2], fragments[s][3]);
+        }
       }
       __syncwarp();  // all lanes are done with the stage
       copies.issue(stage);
@@ -228,7 +243,8 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size>::kThreads, 1)
         parity ^= 1;
       }
     }
-    store_segment<Element, head_size>(launch, segment, decode_part(worker, at == begin), lane, softmax, out);
+    store_segment<Element, head_size, Kv>(launch, segment, decode_part(worker, at == begin), lane, score_scale.factor,
+                                          softmax, out);
     at += segment.piece_after - segment.piece;
   }
 }

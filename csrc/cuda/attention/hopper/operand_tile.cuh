@@ -82,24 +82,28 @@ struct PageBoxes {
   static int heads_of_block(const PagedCache& cache) {
     return static_cast<int>(cache.block_stride / cache.head_stride);
   }
-  static TensorShape shape(const PagedCache& cache, int num_kv_heads, int block_size, int head_size) {
-    const auto elements = static_cast<uint64_t>(head_size / kBrickElements);
-    const auto slot_bytes = static_cast<uint64_t>(cache.slot_stride) * 2;
+  // Numbers of one byte come in pairs, as elements of two; a row of 64 bytes is half as wide as a brick, and is
+  // swizzled by as much.
+  static TensorShape shape(const PagedCache& cache, int num_kv_heads, int block_size, int head_size, int number_bytes) {
+    const int row_elements = head_size * number_bytes / 2;
+    const int brick_elements = row_elements < kBrickElements ? row_elements : kBrickElements;
+    const auto elements = static_cast<uint64_t>(row_elements / brick_elements);
+    const auto slot_bytes = static_cast<uint64_t>(cache.slot_stride) * number_bytes;
     TensorShape shape{};
     shape.data = cache.data;
     shape.rank = 5;
     const uint64_t heads = static_cast<uint64_t>(cache.num_blocks - 1) * heads_of_block(cache) + num_kv_heads;
-    const uint64_t extent[] = {kBrickElements, kBrickRows, elements, static_cast<uint64_t>(block_size / kBrickRows),
-                               heads};
-    const uint64_t strides[] = {slot_bytes, kBrickElements * 2, kBrickRows * slot_bytes,
-                                static_cast<uint64_t>(cache.head_stride) * 2};
-    const uint32_t box[] = {kBrickElements, kBrickRows, static_cast<uint32_t>(elements), kPageRows / kBrickRows, 1};
+    const auto brick = static_cast<uint32_t>(brick_elements);
+    const uint64_t extent[] = {brick, kBrickRows, elements, static_cast<uint64_t>(block_size / kBrickRows), heads};
+    const uint64_t strides[] = {slot_bytes, brick * 2, kBrickRows * slot_bytes,
+                                static_cast<uint64_t>(cache.head_stride) * number_bytes};
+    const uint32_t box[] = {brick, kBrickRows, static_cast<uint32_t>(elements), kPageRows / kBrickRows, 1};
     for (int i = 0; i < 5; ++i) {
       shape.extent[i] = extent[i];
       shape.box[i] = box[i];
     }
     for (int i = 0; i < 4; ++i) shape.stride_bytes[i] = strides[i];
-    shape.swizzle = TensorSwizzle::k128Bytes;
+    shape.swizzle = brick_elements == kBrickElements ? TensorSwizzle::k128Bytes : TensorSwizzle::k64Bytes;
     return shape;
   }
 };

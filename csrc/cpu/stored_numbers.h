@@ -1,0 +1,37 @@
+// How numbers become what a cache stores: converted, and for float8 divided by the scale of their head before.
+#pragma once
+
+#include "csrc/cpu/cache_scales.h"
+#include "csrc/cpu/copy_row.h"
+#include "csrc/cpu/simd.h"
+
+namespace cudaprefill::cpu::CUDAPREFILL_ISA {
+
+// Of one head of a cache of type Kv.
+template <class Kv>
+struct StoredNumbers {
+  StoredNumbers(const PagedCache&, int64_t) {}
+  CUDAPREFILL_INLINE Vec of(Vec v) const { return v; }
+};
+
+template <>
+struct StoredNumbers<Float8> {
+  float inverse;  // once a head; for a power of two the product is the quotient
+
+  StoredNumbers(const PagedCache& cache, int64_t head) : inverse(1.0f / scale_of(cache, head)) {}
+  CUDAPREFILL_INLINE Vec of(Vec v) const { return v * broadcast(inverse); }
+};
+
+// Stores a row of one head.
+template <class From, class Kv>
+CUDAPREFILL_INLINE void store_row(const From* from, Kv* to, int64_t size, const StoredNumbers<Kv>& stored) {
+  if constexpr (std::is_same_v<Kv, Float8>) {
+    for_each_vector(
+        size, [&](int64_t i) { store(to + i, stored.of(load(from + i))); },
+        [&](int64_t i, int count) { store_first(to + i, stored.of(load_first(from + i, count)), count); });
+  } else {
+    copy_row(from, to, size);
+  }
+}
+
+}  // namespace cudaprefill::cpu::CUDAPREFILL_ISA
