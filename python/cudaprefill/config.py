@@ -13,6 +13,7 @@ from cudaprefill.presets import PRESETS
 from cudaprefill.protocol.itl_target import ItlTarget
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = (*DTYPES, "fp8", "fp8_e4m3")  # the last two are one, under both of vLLM's names
 LINEAR_MATHS = ("auto", "float32", "int16", "int8")
 BLOCK_SIZES = (16, 32, 64)
 
@@ -79,9 +80,9 @@ class EngineConfig:
             raise ValueError(f"otlp_traces_endpoint must be a URL, got {self.otlp_traces_endpoint!r}")
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
-        for name in ("dtype", "kv_cache_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {getattr(self, name)!r}")
+        for name, allowed in (("dtype", DTYPES), ("kv_cache_dtype", KV_CACHE_DTYPES)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
         if self.linear_math not in LINEAR_MATHS:
             raise ValueError(f"linear_math must be one of {', '.join(LINEAR_MATHS)}, got {self.linear_math!r}")
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):

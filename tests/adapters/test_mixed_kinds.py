@@ -11,6 +11,7 @@ from cudaprefill.sampling_params import SamplingParams
 from tests.adapters import lora_adapters, peft_adapters
 from tests.adapters.case import TEXT, Case, ask_all, make_case
 from tests.adapters.recording import assert_equal_logits
+from tests.ops.attention_reference import in_float8
 
 CONFIGS = {
     **peft_adapters.CONFIGS,
@@ -54,9 +55,26 @@ def test_embeddings_behind_the_virtual_tokens_of_any_kind(case: Case) -> None:
     assert_equal_logits(engine, expected)
 
 
-def test_a_kv_cache_of_another_dtype(case: Case) -> None:
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [(torch.bfloat16, 0.15), (torch.float8_e4m3fn, 1.5)])
+def test_a_kv_cache_of_another_dtype(case: Case, kv_dtype: torch.dtype, tolerance: float) -> None:
     """Its rounding costs a little precision, of given keys and values as of computed ones."""
-    engine = case.engine(kv_dtype=torch.bfloat16)
+    engine = case.engine(kv_dtype=kv_dtype)
     ask_all(engine)
     engine.run()
-    assert_equal_logits(engine, case.expected, tolerance=0.15)
+    assert_equal_logits(engine, case.expected, tolerance=tolerance)
+
+
+def test_given_keys_and_values_are_divided_by_the_scales_of_a_float8_cache(case: Case) -> None:
+    engine = case.engine(kv_dtype=torch.float8_e4m3fn)
+    cache = engine.model_runner.kv_cache
+    cache.scales.copy_(2.0 ** torch.arange(-3, cache.scales.numel() - 3).view(cache.scales.shape))
+    request = engine.ask("alone", TEXT, "prefix tuning")
+    given = request.virtual_tokens.keys_values
+    assert given is not None
+    engine.step()
+    slots = torch.arange(given.shape[2])
+    blocks = torch.tensor(list(engine.scheduler.table.block_table(request.row)))[slots // 16]
+    for layer, (keys, values) in zip(cache.layers, given, strict=True):
+        for stored, rows, scale in ((layer.k, keys, layer.k_scale), (layer.v, values, layer.v_scale)):
+            expected = in_float8(rows, scale)
+            assert torch.equal(stored[blocks, :, slots % 16].float(), expected.float())

@@ -204,6 +204,7 @@ def _info(engine: Engine) -> EngineInfo:
         family="fake",
         num_parameters=0,
         dtype="int64",
+        kv_cache_dtype="int64",
         linear_math="int64",
         device="cpu",
         kernels="none",

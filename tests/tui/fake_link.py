@@ -31,6 +31,7 @@ def engine() -> EngineDescription:
         family="llama",
         num_parameters=1_000_000,
         dtype="float32",
+        kv_cache_dtype="float32",
         device="cpu",
         kernels="avx2",
         threads=2,

@@ -58,6 +58,7 @@ class SyntheticEngine:
             family="llama",
             num_parameters=134_515_008,
             dtype="float32",
+            kv_cache_dtype="float32",
             device="cpu",
             kernels="avx512",
             threads=2,

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class VirtualTokens:
-    """keys_values: [num_layers, 2, G, Hkv, D] of the KV cache's dtype; embeddings: [E, H] of the activation dtype."""
+    """keys_values: [num_layers, 2, G, Hkv, D] of the KV cache's dtype; embeddings: [E, H] of the activation dtype.
+
+    With a float8 cache the former are of the activation dtype as well.
+    """
 
     keys_values: Tensor | None = None
     embeddings: Tensor | None = None

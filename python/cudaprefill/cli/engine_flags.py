@@ -8,6 +8,7 @@ from dataclasses import fields
 from cudaprefill.config import (
     BLOCK_SIZES,
     DTYPES,
+    KV_CACHE_DTYPES,
     LINEAR_MATHS,
     EngineConfig,
     flags_of,
@@ -78,9 +79,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-num-queued-reqs", type=count, metavar="N", help="refuse requests when N wait (default: no limit)")
     add(
         "--kv-cache-dtype",
-        choices=DTYPES,
+        choices=KV_CACHE_DTYPES,
         default="auto",
-        help="(default: as the activations; bfloat16 with --linear-math int8)",
+        help="fp8: e4m3 with a scale for each KV head (default: as the activations; bfloat16 with --linear-math int8)",
     )
     add("--kv-cache-memory", type=memory, metavar="SIZE", help="KV cache on a CPU, e.g. 4GiB (default: 2GiB)")
     add(

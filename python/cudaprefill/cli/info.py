@@ -26,10 +26,13 @@ def _table(info: EngineInfo) -> str:
         "linear math": info.linear_math,
         "device": f"{info.device}, {info.kernels} kernels, {info.threads} threads",
         "KV cache": f"{info.num_blocks:,} blocks of {info.block_size} tokens = {info.num_slots:,} tokens, "
-        f"{format_bytes(info.num_blocks * info.block_bytes)} ({format_bytes(info.block_bytes)} a block)",
+        f"{format_bytes(info.num_blocks * info.block_bytes)} of {info.kv_cache_dtype} "
+        f"({format_bytes(info.block_bytes)} a block)",
         "concurrency": f"{info.concurrency:.1f} requests of {info.max_model_len:,} tokens, at most {info.max_num_seqs}",
         "token budget": f"{info.max_num_batched_tokens:,} tokens a step",
         "ITL target": itl_target_text(info.itl_target_ms),
         "prefix cache": "on" if info.enable_prefix_caching else "off",
     }
+    if info.kv_scales is not None:
+        rows["KV scales"] = info.kv_scales
     return "\n".join(f"{name:13} {value}" for name, value in rows.items())

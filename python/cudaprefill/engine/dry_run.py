@@ -5,12 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.cuda_graphs import Capture, DecodeGraphRunner
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.models import Decoder
+
+
+def prompt_batch(token_ids: Tensor, block_size: int) -> Batch:
+    """A prompt as one step, in the first blocks of a cache. token_ids: [T] int64."""
+    device, tokens = token_ids.device, token_ids.shape[0]
+    positions = torch.arange(tokens, device=device)
+    return Batch(
+        token_ids=token_ids,
+        position_ids=positions,
+        slot_mapping=positions,
+        cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
+        block_table=torch.arange(-(-tokens // block_size), dtype=torch.int32, device=device)[None],
+        logits_rows=positions[-1:],
+        logits_requests=positions[:1],
+        block_copies=torch.empty((0, 2), dtype=torch.int64, device=device),
+        num_decodes=0,
+    )
 
 
 @dataclass(frozen=True)
@@ -26,22 +45,9 @@ class DryRun:
 
     def run_largest_step(self) -> None:
         """One prompt that takes the whole token budget: what needs the most memory beside weights, KV and graphs."""
-        device, tokens = self.model.device, min(self.max_num_batched_tokens, self.max_model_len)
-        num_blocks = -(-tokens // self.block_size)
-        positions = torch.arange(tokens, device=device)
-        batch = Batch(
-            token_ids=torch.zeros_like(positions),
-            position_ids=positions,
-            slot_mapping=positions,
-            cu_seqlens_q=torch.tensor([0, tokens], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
-            block_table=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
-            logits_rows=positions[-1:],
-            logits_requests=positions[:1],
-            block_copies=torch.empty((0, 2), dtype=torch.int64, device=device),
-            num_decodes=0,
-        )
-        ModelRunner(self.model, self._kv_cache(num_blocks)).run(batch)
+        tokens = min(self.max_num_batched_tokens, self.max_model_len)
+        batch = prompt_batch(torch.zeros(tokens, dtype=torch.int64, device=self.model.device), self.block_size)
+        ModelRunner(self.model, self._kv_cache(batch.block_table.shape[1])).run(batch)
 
     def capture_graphs(self, capture: Capture) -> DecodeGraphRunner:
         """The graphs of all decode steps. They cannot be replayed: their KV cache is one block, seen many times."""
@@ -49,7 +55,9 @@ class DryRun:
         kv_cache.num_blocks = -(-self.max_model_len // self.block_size)
         shape = (kv_cache.num_blocks, -1, -1, -1)
         # A capture writes no KV and reads none, as its rows are padding.
-        kv_cache.layers = [(k_cache.expand(shape), v_cache.expand(shape)) for k_cache, v_cache in kv_cache.layers]
+        kv_cache.layers = [
+            cache._replace(k=cache.k.expand(shape), v=cache.v.expand(shape)) for cache in kv_cache.layers
+        ]
         return DecodeGraphRunner(self.model, kv_cache, self.max_num_seqs, self.max_model_len, capture)
 
     def _kv_cache(self, num_blocks: int) -> KVCache:

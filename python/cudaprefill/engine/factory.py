@@ -23,6 +23,7 @@ from cudaprefill.engine.engine import Engine
 from cudaprefill.engine.input_processor import InputProcessor
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
+from cudaprefill.engine.kv_scales import FLOAT8, calibrated_scales, describe
 from cudaprefill.engine.model_runner import ModelRunner
 from cudaprefill.engine.scheduler import Scheduler
 from cudaprefill.engine.scheduler_config import SchedulerConfig
@@ -54,6 +55,7 @@ class EngineInfo:
     family: str
     num_parameters: int
     dtype: str
+    kv_cache_dtype: str
     linear_math: str  # what activations are rounded to for the products with weights
     device: str
     kernels: str  # the instruction set of the CPU kernels, or "cuda"
@@ -66,6 +68,7 @@ class EngineInfo:
     max_num_seqs: int
     enable_prefix_caching: bool
     itl_target_ms: ItlTarget | None = None  # None: none
+    kv_scales: str | None = None  # of a float8 cache: where they come from, and from where to where they go
 
     @property
     def num_slots(self) -> int:
@@ -142,6 +145,10 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
     model = load_model(path, config.dtype, device, progress, max_model_len, config.linear_math)
 
     kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, model)
+    scales = model.weights.kv_scales if kv_dtype == FLOAT8 else None
+    scales_from = "of the checkpoint"
+    if kv_dtype == FLOAT8 and scales is None:
+        scales, scales_from = calibrated_scales(model, tokenizer, max_model_len), "calibrated"
     adapters = AdapterRegistry(
         AdapterTarget(
             model=model_config,
@@ -168,7 +175,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
             dry_run.run_largest_step,
             None if config.enforce_eager else lambda: dry_run.capture_graphs(CudaGraphs(device).capture),
         )
-    kv_cache = KVCache(model_config.num_layers, num_blocks, *shape, kv_dtype, device)
+    kv_cache = KVCache(model_config.num_layers, num_blocks, *shape, kv_dtype, device, scales)
     if device.type == "cpu" or config.enforce_eager:
         model_runner = ModelRunner(model, kv_cache)
     else:
@@ -185,6 +192,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         family=model_config.family,
         num_parameters=sum(math.prod(shape) for shape in expected_tensors(model_config).values()),
         dtype=model.weight_format,
+        kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         linear_math=model.linear_math,
         device=str(device),
         kernels=ops.cpu_isa() if device.type == "cpu" else "cuda",
@@ -197,6 +205,7 @@ def build_engine(config: EngineConfig, progress: Progress | None = None) -> Engi
         max_num_seqs=max_num_seqs,
         enable_prefix_caching=config.enable_prefix_caching,
         itl_target_ms=scheduler_config.itl_target_ms,
+        kv_scales=None if scales is None else f"{scales_from}, {describe(scales)}",
     )
     return EngineParts(
         engine=engine,
@@ -235,6 +244,8 @@ def resolve_kv_cache_dtype(name: str, model: Decoder) -> torch.dtype:
 
     Attention then takes 0.6 of the time where the CPU multiplies bfloat16, and the cache holds twice the tokens.
     """
+    if name.startswith("fp8"):
+        return FLOAT8
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from cudaprefill.huge_pages import HUGE_PAGE, HugePages, populate
 
 
+class LayerCache(NamedTuple):
+    """The caches of one layer, as the ops take them."""
+
+    k: Tensor  # [num_blocks, num_kv_heads, block_size, head_size]
+    v: Tensor
+    k_scale: Tensor | None = None  # [num_kv_heads] float32, of a float8 cache alone
+    v_scale: Tensor | None = None
+
+
 class KVCache:
     """K and V of every layer as one tensor, [layers, 2, num_blocks, num_kv_heads, block_size, head_size].
 
     The layout of a layer is HND, so one block of one head is contiguous: what one TMA box or one CPU tile wants.
+    A float8 cache has `scales`, [layers, 2, num_kv_heads] float32 (kv_scales.py); without any given they are 1.
     """
 
     def __init__(
@@ -23,13 +35,18 @@ class KVCache:
         head_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        scales: Tensor | None = None,
     ) -> None:
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_size)
         if torch.device(device).type == "cpu":
             self.data = HugePages(HugePages.size_of(shape, dtype)).empty(shape, dtype)
         else:
             self.data = torch.empty(shape, dtype=dtype, device=device)
-        self.layers: list[tuple[Tensor, Tensor]] = [(layer[0], layer[1]) for layer in self.data]
+        self.scales: Tensor | None = None
+        self.layers = [LayerCache(layer[0], layer[1]) for layer in self.data]
+        if dtype == torch.float8_e4m3fn:
+            self.scales = torch.ones((num_layers, 2, num_kv_heads), device=device) if scales is None else scales
+            self.layers = [LayerCache(*layer, *of) for layer, of in zip(self.data, self.scales, strict=True)]
         self.num_blocks = num_blocks
         self.block_size = block_size
 

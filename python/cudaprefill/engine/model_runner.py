@@ -49,8 +49,8 @@ class ModelRunner:
     def prepare_cache(self, batch: Batch) -> None:
         """What the forward pass finds in the KV cache: copies of blocks to write into, and K and V that are given."""
         if batch.block_copies.shape[0]:
-            for k_cache, v_cache in self.kv_cache.layers:
-                ops.copy_blocks(k_cache, v_cache, batch.block_copies)
+            for cache in self.kv_cache.layers:
+                ops.copy_blocks(cache.k, cache.v, batch.block_copies)
         for given in batch.given_kv:
-            for (keys, values), (k_cache, v_cache) in zip(given.keys_values, self.kv_cache.layers, strict=True):
-                ops.write_kv(keys, values, k_cache, v_cache, given.slots)
+            for (keys, values), cache in zip(given.keys_values, self.kv_cache.layers, strict=True):
+                ops.write_kv(keys, values, cache.k, cache.v, given.slots, cache.k_scale, cache.v_scale)

@@ -116,7 +116,7 @@ class Decoder:
         residual = self._embed(batch)
         attention = self._attention(batch, residual)
         x: Tensor = ops.rms_norm(residual, self.weights.layers[0].attention_norm, eps)
-        for layer, (k_cache, v_cache) in zip(self._layers, kv_cache.layers, strict=True):
+        for layer, cache in zip(self._layers, kv_cache.layers, strict=True):
             weights = layer.weights
             q, k, v = linear(x, weights.qkv, weights.qkv_bias).view(qkv_shape).split_with_sizes(heads, 1)
             ops.rope_write_kv(
@@ -125,12 +125,14 @@ class Decoder:
                 v,
                 layer.cos_sin,
                 position_ids,
-                k_cache,
-                v_cache,
+                cache.k,
+                cache.v,
                 slot_mapping,
                 weights.q_norm,
                 weights.k_norm,
                 eps,
+                cache.k_scale,
+                cache.v_scale,
             )
             if layer is last:
                 q, residual = q.index_select(0, batch.logits_rows), residual.index_select(0, batch.logits_rows)
@@ -138,7 +140,7 @@ class Decoder:
                     return residual
                 linear = self._linear_of(batch, sampled_only=True)
                 attention = self._attention(batch, residual, sampled_only=True)
-            x = linear(attention(q, k_cache, v_cache, layer.window), weights.o, weights.o_bias)
+            x = linear(attention(q, cache, layer.window), weights.o, weights.o_bias)
             if weights.attention_output_norm is not None:
                 x = ops.rms_norm(x, weights.attention_output_norm, eps)
             x = ops.add_rms_norm(x, residual, weights.feed_forward_norm, eps)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cudaprefill.engine.batch import Batch
+    from cudaprefill.engine.kv_cache import LayerCache
     from cudaprefill.models.config import ModelConfig
 
 
@@ -38,16 +39,19 @@ class StepAttention:
         self._scale = config.attention_scale or config.head_size**-0.5
         self._softcap = config.attention_softcap
 
-    def __call__(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int) -> Tensor:
-        """q: [R, Hq, D]; the caches are those of one layer, and `window` its own -> [R, Hq * D]."""
+    def __call__(self, q: Tensor, cache: LayerCache, window: int) -> Tensor:
+        """q: [R, Hq, D]; cache and `window` are those of one layer -> [R, Hq * D]."""
+        k_cache, v_cache, k_scale, v_scale = cache
         scale, softcap = self._scale, self._softcap
         if self._mixed is not None:
-            num_decodes = self._num_decodes
-            ops.mixed_attention(q, k_cache, v_cache, *self._mixed, self._out, num_decodes, scale, window, softcap)
+            num_decodes, out = self._num_decodes, self._out
+            ops.mixed_attention(
+                q, k_cache, v_cache, *self._mixed, out, num_decodes, scale, window, softcap, k_scale, v_scale
+            )
             return self._rows
         if self._decodes is not None:
             decode_q = q if self._chunks is None else q[: self._num_decodes]
-            ops.decode_attention(decode_q, k_cache, v_cache, *self._decodes, scale, window, softcap)
+            ops.decode_attention(decode_q, k_cache, v_cache, *self._decodes, scale, window, softcap, k_scale, v_scale)
         if self._chunks is not None:
-            ops.prefill_attention(q, k_cache, v_cache, *self._chunks, scale, window, softcap)
+            ops.prefill_attention(q, k_cache, v_cache, *self._chunks, scale, window, softcap, k_scale, v_scale)
         return self._rows

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cudaprefill import ops
 from cudaprefill.huge_pages import HugePages
+from cudaprefill.models import kv_scales
 from cudaprefill.models.block_matrix import BlockMatrix, BlockRows, Matrix
 from cudaprefill.models.config import ModelConfig
 from cudaprefill.models.errors import WeightsError
@@ -75,6 +76,7 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [H]
     lm_head: Matrix  # [V, H]; the embedding itself where they are tied
+    kv_scales: Tensor | None = None  # [L, 2, Hkv] float32, of a float8 KV cache; None: the checkpoint has none
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,16 @@ def check_tensors(config: ModelConfig, source: TensorSource) -> None:
             )
     unused = {LM_HEAD} if config.tied_embeddings else set()
     unexpected = [
-        name for name in source.shapes if name not in expected and name not in unused and not _NOT_WEIGHTS.match(name)
+        name
+        for name in source.shapes
+        if name not in expected
+        and name not in unused
+        and not _NOT_WEIGHTS.fullmatch(name)
+        and not kv_scales.is_scale(name)
     ]
     if unexpected:
         raise WeightsError(f"unexpected {_listed(unexpected)} in a {config.family} model")
+    kv_scales.check_scales(config, source.shapes)
 
 
 def load_weights(
@@ -312,6 +320,7 @@ def load_weights(
         layers=tuple(layer(number) for number in range(config.num_layers)),
         final_norm=norm(FINAL_NORM),
         lm_head=embedding if config.tied_embeddings else matrix(LM_HEAD),
+        kv_scales=kv_scales.read_scales(config, source, device),
     )
 
 

@@ -112,6 +112,7 @@ class EngineDescription:
     family: str
     num_parameters: int
     dtype: str
+    kv_cache_dtype: str
     device: str
     kernels: str
     threads: int

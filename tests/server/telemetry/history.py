@@ -30,6 +30,7 @@ def describe(driver: Driver) -> EngineDescription:
         family="fake",
         num_parameters=0,
         dtype="int64",
+        kv_cache_dtype="int64",
         device="cpu",
         kernels="none",
         threads=1,

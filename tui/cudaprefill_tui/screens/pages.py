@@ -72,7 +72,8 @@ def about_page(engine: EngineDescription | None, url: str) -> TextPage:
         "server": url,
         "model": f"{engine.model} ({engine.family}, {engine.num_parameters:,} parameters, {engine.dtype})",
         "device": f"{engine.device}, {engine.kernels} kernels, {engine.threads} threads",
-        "KV cache": f"{engine.num_blocks:,} blocks of {engine.block_size} tokens, {engine.block_bytes:,} bytes each",
+        "KV cache": f"{engine.num_blocks:,} blocks of {engine.block_size} tokens, {engine.block_bytes:,} bytes each, "
+        f"{engine.kv_cache_dtype}",
         "context": f"{engine.max_model_len:,} tokens, at most {engine.max_num_seqs} requests at once",
         "prefix cache": "on" if engine.enable_prefix_caching else "off",
     }
