@@ -3,8 +3,8 @@
 //   out[m, o] = bias[o] + sum over the parts p of  scale_x[m, p] (scale_w[o, p] sum(q_w q_x) + minimum_w[o, p]
 //   sum(q_x))
 //
-// The inner sums are integers and exact, also where q_x has two digits: all products with the high ones, times 255,
-// then those with the low ones on top. The outer one goes through the parts in their order, whatever the number of
+// The inner sums are integers and exact: of 8 bits four products a lane are added at once, of 16 bits two, with the
+// weights widened to 16 bits. The outer one goes through the parts in their order, whatever the number of
 // rows, of threads or of the outputs side by side, so a row's result depends on nothing but the row.
 #include <algorithm>
 
@@ -16,10 +16,15 @@ namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 namespace {
 
 // One tile: kTileRows rows of x times kTileColumns vectors of outputs. AVX-512 has registers for its sums of integers
-// and of floats, 12 each, and the weights; the others have the floats in the nearest cache.
+// and of floats, 12 each, and the weights; the others have the floats in the nearest cache. With AVX-512, of the tiles
+// of up to 8 rows and 4 columns none was faster, on a Zen 5.
 constexpr int kTileRows = CUDAPREFILL_ISA_AVX512 ? 4 : 2;
 constexpr int kTileColumns = CUDAPREFILL_ISA_AVX512 ? 3 : 4;
 constexpr int64_t kTileOutputs = kTileColumns * Vec::kWidth;
+
+// Of many rows, each tile of rows passes by the weights of this many tiles of outputs, so that it writes long runs:
+// where outputs are not in any near cache, that is a tenth of the time.
+constexpr int64_t kBlockTiles = 4;
 
 // Bytes of weights times rows that a thread takes at a time at least.
 constexpr int64_t kItemBytes = 32 * 1024;
@@ -27,13 +32,55 @@ constexpr int64_t kItemBytes = 32 * 1024;
 // Threads that find too few outputs also share the rows.
 constexpr int64_t kMinItemRows = 64;
 
-// The weights of a tile and where its outputs are. They are unpacked in registers for each tile of rows: unpacked ones
-// kept for all rows gained nothing from 9 rows to 400, and cost a third at 9.
+// Up to this many rows, whose products take about as long as memory takes to give the weights, a tile asks for the
+// weights of the next one. That is a quarter of the time at 2 to 16 rows, and an eighth at one.
+constexpr int64_t kMostRowsPrefetching = 64;
+
+// What weights in a Format and activations of type Quant are multiplied as: operands of four bytes or of two words a
+// lane, of which `kOfStep` make a step of four elements.
+template <class Format, class Quant>
+struct Operands;
+
+template <class Format>
+struct Operands<Format, int8_t> {
+  using Operand = Bytes;
+  static constexpr int kOfStep = 1;
+  CUDAPREFILL_INLINE static Bytes of_weights(Bytes bytes, int) { return Format::kSigned ? with_offset(bytes) : bytes; }
+  CUDAPREFILL_INLINE static Bytes of_x(const int8_t* four) { return broadcast_bytes(four); }
+  CUDAPREFILL_INLINE static Ints multiply_add(Ints sums, Bytes w, Bytes x) {
+    return Format::kSigned ? multiply_add_signed(sums, w, x) : CUDAPREFILL_ISA::multiply_add(sums, w, x);
+  }
+};
+
+template <class Format>
+struct Operands<Format, int16_t> {
+  using Operand = Words;
+  static constexpr int kOfStep = 2;
+  CUDAPREFILL_INLINE static Words of_weights(Bytes bytes, int number) {
+    if constexpr (Format::kSigned) return number == 0 ? even_signed_words(bytes) : odd_signed_words(bytes);
+    return number == 0 ? even_words(bytes) : odd_words(bytes);
+  }
+  CUDAPREFILL_INLINE static Words of_x(const int16_t* two) { return broadcast_words(two); }
+  CUDAPREFILL_INLINE static Ints multiply_add(Ints sums, Words w, Words x) {
+    return CUDAPREFILL_ISA::multiply_add(sums, w, x);
+  }
+};
+
+// The weights of a tile and where its outputs are. They are unpacked, and their scales widened, in registers for each
+// tile of rows: kept for all rows, either was slower.
 template <class Format>
 struct TileWeights {
-  CUDAPREFILL_INLINE Bytes operand(int c, int64_t part, int step) const {
-    const Bytes bytes = Format::bytes(columns[c], part, step);
-    return Format::kSigned ? with_offset(bytes) : bytes;
+  TileWeights(const LinearParams& params, int64_t tile)
+      : first_output(tile * kTileOutputs), num_outputs(params.num_outputs) {
+    static_assert(kTileOutputs % kGroupRows == 0);
+    const auto* groups = static_cast<const uint8_t*>(params.weight);
+    next = groups + (tile + 1) * (kTileOutputs / kGroupRows) * params.weight_stride;
+    const int64_t num_columns = (params.num_outputs + Vec::kWidth - 1) / Vec::kWidth;
+#pragma GCC unroll 4
+    for (int c = 0; c < kTileColumns; ++c) {
+      columns[c] = column_at<Format>(groups, params.weight_stride, std::min(tile * kTileColumns + c, num_columns - 1),
+                                     params.num_inputs / kPartElements);
+    }
   }
 
   // Calls body(c, output, count) with the outputs of each column that has any.
@@ -46,16 +93,27 @@ struct TileWeights {
     }
   }
 
-  Column columns[kTileColumns];  // the last one of the matrix stands in for those past the end
+  // Asks for as much of the next tile's weights as belongs to a part.
+  CUDAPREFILL_INLINE void prefetch_next(int64_t part) const {
+    constexpr int64_t kBytes = group_bytes(Format::kFormat, kPartElements * Format::kPartsOfBlock) /
+                               Format::kPartsOfBlock * (kTileOutputs / kGroupRows);
+    for (int64_t i = 0; i < kBytes; i += 64) prefetch_to_second_cache(next + part * kBytes + i);
+  }
+
   int64_t first_output, num_outputs;
+  const uint8_t* next;           // where the next tile's weights are, or would be
+  Column columns[kTileColumns];  // the last one of the matrix stands in for those past the end
 };
 
-template <class Format, int kDigits, int kRows>
-void run_tile(const LinearParams& params, const QuantisedRows<Format, kDigits>& x, const TileWeights<Format>& weights,
-              int64_t row) {
+// `prefetches` the weights of the next tile on the way.
+template <class Format, class Quant, int kRows>
+void run_tile(const LinearParams& params, const QuantisedRows<Format, Quant>& x, const TileWeights<Format>& weights,
+              int64_t row, bool prefetches) {
+  using Operands = Operands<Format, Quant>;
   constexpr int kStepsOfScale = kSteps / Format::kScalesOfPart;
+  constexpr bool kHasMore = kRows * kTileColumns <= 6;  // so few sums would wait for each other
   const int64_t num_parts = params.num_inputs / kPartElements;
-  QuantisedRow rows[kRows];
+  QuantisedRow<Quant> rows[kRows];
   Vec sums[kRows][kTileColumns];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
@@ -72,30 +130,36 @@ void run_tile(const LinearParams& params, const QuantisedRows<Format, kDigits>& 
     });
   }
   for (int64_t part = 0; part < num_parts; ++part) {
+    if (prefetches) weights.prefetch_next(part);
 #pragma GCC unroll 2
     for (int s = 0; s < Format::kScalesOfPart; ++s) {
-      Ints dots[kRows][kTileColumns];
-#pragma GCC unroll 2
-      for (int digit = 0; digit < kDigits; ++digit) {
+      Ints dots[kRows][kTileColumns], more[kRows][kTileColumns];
 #pragma GCC unroll 8
-        for (int m = 0; m < kRows; ++m) {
-          const bool has_offset = kOperandOffset<Format> != 0 && digit == kDigits - 1;
-          const Ints start = broadcast_int(has_offset ? rows[m].offsets[part * Format::kScalesOfPart + s] : 0);
+      for (int m = 0; m < kRows; ++m) {
+        const bool has_offset = kOperandOffset<Format, Quant> != 0;
+        const Ints start = broadcast_int(has_offset ? rows[m].offsets[part * Format::kScalesOfPart + s] : 0);
 #pragma GCC unroll 4
-          for (int c = 0; c < kTileColumns; ++c) dots[m][c] = digit == 0 ? start : times_255_plus(dots[m][c], start);
+        for (int c = 0; c < kTileColumns; ++c) {
+          dots[m][c] = start;
+          more[m][c] = broadcast_int(0);
         }
+      }
 #pragma GCC unroll 8
-        for (int step = s * kStepsOfScale; step < (s + 1) * kStepsOfScale; ++step) {
-          Bytes of_column[kTileColumns];
+      for (int step = s * kStepsOfScale; step < (s + 1) * kStepsOfScale; ++step) {
+#pragma GCC unroll 2
+        for (int i = 0; i < Operands::kOfStep; ++i) {
+          typename Operands::Operand of_column[kTileColumns];
 #pragma GCC unroll 4
-          for (int c = 0; c < kTileColumns; ++c) of_column[c] = weights.operand(c, part, step);
+          for (int c = 0; c < kTileColumns; ++c)
+            of_column[c] = Operands::of_weights(Format::bytes(weights.columns[c], part, step), i);
 #pragma GCC unroll 8
           for (int m = 0; m < kRows; ++m) {
-            const Bytes four = broadcast_bytes(rows[m].digits + (part * kDigits + digit) * kPartElements + 4 * step);
+            const Quant* quants = rows[m].quants + part * kPartElements + 4 * step + i * (4 / Operands::kOfStep);
+            const typename Operands::Operand of_row = Operands::of_x(quants);
 #pragma GCC unroll 4
             for (int c = 0; c < kTileColumns; ++c) {
-              dots[m][c] = Format::kSigned ? multiply_add_signed(dots[m][c], of_column[c], four)
-                                           : multiply_add(dots[m][c], of_column[c], four);
+              Ints& sum = kHasMore && (step * Operands::kOfStep + i) % 2 == 1 ? more[m][c] : dots[m][c];
+              sum = Operands::multiply_add(sum, of_column[c], of_row);
             }
           }
         }
@@ -105,7 +169,8 @@ void run_tile(const LinearParams& params, const QuantisedRows<Format, kDigits>& 
         const Vec scale = Format::scale(weights.columns[c], part, s);
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; ++m) {
-          sums[m][c] = fma(to_float(dots[m][c]), scale * broadcast(rows[m].scales[part]), sums[m][c]);
+          const Ints dot = kHasMore ? dots[m][c] + more[m][c] : dots[m][c];
+          sums[m][c] = fma(to_float(dot), scale * broadcast(rows[m].scales[part]), sums[m][c]);
         }
       }
     }
@@ -130,62 +195,57 @@ void run_tile(const LinearParams& params, const QuantisedRows<Format, kDigits>& 
 }
 
 // A tile of `rows` rows, at most kTileRows.
-template <class Format, int kDigits, int kRows = kTileRows>
-void run_rows(const LinearParams& params, const QuantisedRows<Format, kDigits>& x, const TileWeights<Format>& weights,
-              int64_t row, int64_t rows) {
+template <class Format, class Quant, int kRows = kTileRows>
+void run_rows(const LinearParams& params, const QuantisedRows<Format, Quant>& x, const TileWeights<Format>& weights,
+              int64_t row, int64_t rows, bool prefetches) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return run_rows<Format, kDigits, kRows - 1>(params, x, weights, row, rows);
+    if (rows < kRows) return run_rows<Format, Quant, kRows - 1>(params, x, weights, row, rows, prefetches);
   }
-  run_tile<Format, kDigits, kRows>(params, x, weights, row);
+  run_tile<Format, Quant, kRows>(params, x, weights, row, prefetches);
 }
 
-// All tiles of the rows first .. last - 1, as even as they can be: one of few rows has too few sums at work.
-template <class Format, int kDigits>
-void run_tiles(const LinearParams& params, const QuantisedRows<Format, kDigits>& x, const TileWeights<Format>& weights,
-               int64_t first, int64_t last) {
-  const int64_t tiles = (last - first + kTileRows - 1) / kTileRows;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
-    const int64_t row = first + tile * (last - first) / tiles;
-    run_rows<Format, kDigits>(params, x, weights, row, first + (tile + 1) * (last - first) / tiles - row);
+// A range of rows or of tiles.
+struct Range {
+  int64_t first, last;
+};
+
+// All tiles of `rows` and of `tiles` of outputs.
+template <class Format, class Quant>
+void run_block(const LinearParams& params, const QuantisedRows<Format, Quant>& x, Range rows, Range tiles) {
+  // As even as they can be: a tile of few rows has too few sums at work.
+  const int64_t row_tiles = (rows.last - rows.first + kTileRows - 1) / kTileRows;
+  const auto start = [&](int64_t tile) { return rows.first + tile * (rows.last - rows.first) / row_tiles; };
+  const bool few_rows = rows.last - rows.first <= kMostRowsPrefetching;
+  for (int64_t row_tile = 0; row_tile < row_tiles; ++row_tile) {
+    for (int64_t tile = tiles.first; tile < tiles.last; ++tile) {
+      run_rows<Format, Quant>(params, x, TileWeights<Format>(params, tile), start(row_tile),
+                              start(row_tile + 1) - start(row_tile), few_rows && row_tile == 0);
+    }
   }
 }
 
-template <class Format>
-TileWeights<Format> weights_of_tile(const LinearParams& params, int64_t tile) {
-  const int64_t num_columns = (params.num_outputs + Vec::kWidth - 1) / Vec::kWidth;
-  TileWeights<Format> weights;
-  for (int c = 0; c < kTileColumns; ++c) {
-    weights.columns[c] =
-        column_at<Format>(static_cast<const uint8_t*>(params.weight), params.weight_stride,
-                          std::min(tile * kTileColumns + c, num_columns - 1), params.num_inputs / kPartElements);
-  }
-  weights.first_output = tile * kTileOutputs;
-  weights.num_outputs = params.num_outputs;
-  return weights;
-}
-
-template <class Format, int kDigits>
+template <class Format, class Quant>
 void run(const LinearParams& params) {
-  const QuantisedRows<Format, kDigits> x(params.num_rows, params.num_inputs);
+  const QuantisedRows<Format, Quant> x(params.num_rows, params.num_inputs);
   parallel_for(params.num_rows, grain_of(params.num_inputs), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) x.fill(row, params.x + row * params.x_stride);
   });
 
   // An item is some tiles of outputs with all rows, or with some.
   const int64_t tile_bytes = group_bytes(params.block_format, params.num_inputs) * kTileOutputs / kGroupRows;
-  const int64_t item_tiles =
-      std::max<int64_t>(1, kItemBytes / std::max<int64_t>(1, tile_bytes * std::max<int64_t>(1, params.num_rows)));
+  const int64_t work_of_tile = std::max<int64_t>(1, tile_bytes * std::max<int64_t>(1, params.num_rows));
+  const int64_t item_tiles = params.num_rows >= kMinItemRows
+                                 ? kBlockTiles
+                                 : std::max<int64_t>(1, std::min(kBlockTiles, kItemBytes / work_of_tile));
   const int64_t tiles = (params.num_outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t output_items = (tiles + item_tiles - 1) / item_tiles;
-  const int64_t wanted_row_items = 4 * num_threads() / std::max<int64_t>(1, output_items);
+  const int64_t wanted_row_items = 8 * num_threads() / std::max<int64_t>(1, output_items);
   const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
   const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
   parallel_items(output_items * row_items, [&](int64_t item) {
     const int64_t first_tile = item % output_items * item_tiles, row = item / output_items * item_rows;
-    for (int64_t tile = first_tile; tile < std::min(tiles, first_tile + item_tiles); ++tile) {
-      run_tiles<Format, kDigits>(params, x, weights_of_tile<Format>(params, tile), row,
-                                 std::min(params.num_rows, row + item_rows));
-    }
+    run_block<Format, Quant>(params, x, {row, std::min(params.num_rows, row + item_rows)},
+                             {first_tile, std::min(tiles, first_tile + item_tiles)});
   });
 }
 
@@ -194,7 +254,7 @@ void run(const LinearParams& params) {
 void linear_integers(const LinearParams& params) {
   with_block_format(params.block_format, [&](auto format) {
     using Format = decltype(format);
-    params.activation_bits == 8 ? run<Format, 1>(params) : run<Format, 2>(params);
+    params.activation_bits == 8 ? run<Format, int8_t>(params) : run<Format, int16_t>(params);
   });
 }
 

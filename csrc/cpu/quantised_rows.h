@@ -1,13 +1,16 @@
-// Rows of activations as whole numbers of one or two digits (8 or 16 bits). For each part of 32:
+// Rows of activations as whole numbers of 8 or 16 bits, of the type `Quant`. For each part of 32:
 //
 //   scale = largest |x| / kLargest, q = x kLargest / largest, rounded to even
 //
-// One digit: kLargest is 127. Two: 127 * 255, and q = 255 high + low, each from -127 to 127.
+// kLargest is the largest number of the type.
 //
-// A part that holds an infinity or a NaN gets the scale NaN, and with it all that is made of its row.
+// A part that holds an infinity or a NaN gets the scale NaN, and with it all that is made of its row: infinity times an
+// inverse of 0, or NaN times any, makes its sum NaN.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 
 #include "csrc/cpu/block_groups.h"
@@ -19,57 +22,118 @@ namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 constexpr float kLeastLargest = 0x1p-100f;
 
 // One row, and of each part what is the same for all outputs.
+template <class Quant>
 struct QuantisedRow {
-  int8_t* digits;    // [num_parts, kDigits, 32], the high ones first
+  Quant* quants;     // [num_parts, 32], words in the order of store_part
   float* scales;     // [num_parts]
   float* sums;       // [num_parts], of scale q: for formats with a minimum
   int32_t* offsets;  // [num_parts, kScalesOfPart], minus the sums of offset q: for formats with an offset
 };
 
 // What multiply_add multiplies by beyond q, which `offsets` makes good.
-template <class Format>
-constexpr int kOperandOffset = Format::kOffset + (Format::kSigned ? kOffsetOfSigned : 0);
+template <class Format, class Quant>
+constexpr int kOperandOffset = Format::kOffset + (Format::kSigned && sizeof(Quant) == 1 ? kOffsetOfSigned : 0);
 
-template <class Format, int kDigits>
-CUDAPREFILL_INLINE void quantise_part(const float* x, const QuantisedRow& row, int64_t part) {
-  constexpr int kVectors = kPartElements / Vec::kWidth;
-  constexpr float kLargest = kDigits == 1 ? 127.0f : 127.0f * 255.0f;
-  Vec values[kVectors];
-  Vec largest_of_lanes = zero(), poison_of_lanes = zero();
-#pragma GCC unroll 8
-  for (int i = 0; i < kVectors; ++i) {
-    values[i] = load(x + i * Vec::kWidth);
-    largest_of_lanes = max(max(values[i], zero() - values[i]), largest_of_lanes);
-    poison_of_lanes = fma(values[i], zero(), poison_of_lanes);
-  }
-  const float most = largest(largest_of_lanes), poison = sum(poison_of_lanes);
-  const bool as_zeros = !(most >= kLeastLargest) || poison != 0.0f;
-  const Vec inverse = broadcast(kLargest / most);
-  Vec sums[Format::kScalesOfPart];
-#pragma GCC unroll 2
-  for (int s = 0; s < Format::kScalesOfPart; ++s) sums[s] = zero();
-#pragma GCC unroll 8
-  for (int i = 0; i < kVectors; ++i) {
-    const Vec q = as_zeros ? zero() : round(values[i] * inverse);
-    int8_t* digits = row.digits + part * kDigits * kPartElements + i * Vec::kWidth;
-    if constexpr (kDigits == 2) {
-      const Vec high = round(q * broadcast(1.0f / 255.0f));
-      store_as_bytes(digits, high);
-      store_as_bytes(digits + kPartElements, fma(broadcast(-255.0f), high, q));
-    } else {
-      store_as_bytes(digits, q);
-    }
-    sums[i * Format::kScalesOfPart / kVectors] = sums[i * Format::kScalesOfPart / kVectors] + q;
-  }
-  row.scales[part] = as_zeros ? poison : most / kLargest;
-  if constexpr (Format::kHasMinimum) row.sums[part] = row.scales[part] * sum(sums[0]);
-  if constexpr (kOperandOffset<Format> != 0) {
-#pragma GCC unroll 2
-    for (int s = 0; s < Format::kScalesOfPart; ++s) {
-      row.offsets[part * Format::kScalesOfPart + s] = -kOperandOffset<Format> * static_cast<int32_t>(sum(sums[s]));
+// Rounds a row of `num_parts` parts, four at a time so that sums over lanes are made of four vectors at once.
+template <class Format, class Quant>
+class RowQuantiser {
+ public:
+  RowQuantiser(const float* x, int64_t num_parts, const QuantisedRow<Quant>& row)
+      : x_(x), num_parts_(num_parts), row_(row) {}
+
+  void run() const {
+    for (int64_t first = 0; first < num_parts_; first += kParts) {
+      const int64_t count = std::min(kParts, num_parts_ - first);
+      alignas(64) float inverses[kParts];
+      find_scales(first, count, inverses);
+      for (int64_t i = 0; i < count; i += kFour) write_four(first + i, inverses + i);
     }
   }
-}
+
+ private:
+  static constexpr int64_t kParts = 64, kFour = 4;
+  static constexpr int kVectors = kPartElements / Vec::kWidth;
+  static constexpr float kLargest = std::numeric_limits<Quant>::max();
+
+  // The last part stands in for those past the end.
+  int64_t existing(int64_t part) const { return std::min(part, num_parts_ - 1); }
+
+  // inverses = kLargest / largest, or 0; row.scales = largest / kLargest, or 0
+  void find_scales(int64_t first, int64_t count, float* inverses) const {
+    for (int64_t i = 0; i < count; i += kFour) {
+      Vec most[kFour];
+#pragma GCC unroll 4
+      for (int64_t p = 0; p < kFour; ++p) {
+        const float* values = x_ + existing(first + i + p) * kPartElements;
+        most[p] = zero();
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          const Vec value = load(values + v * Vec::kWidth);
+          most[p] = max(max(value, zero() - value), most[p]);
+        }
+      }
+      store_largest(inverses + i, most[0], most[1], most[2], most[3]);
+    }
+    const auto scale_of = [](Vec most) {
+      return zero_below(most, broadcast(kLeastLargest), most / broadcast(kLargest));
+    };
+    const auto inverse_of = [](Vec most) {
+      return zero_below(most, broadcast(kLeastLargest), broadcast(kLargest) / most);
+    };
+    for_each_vector(
+        count,
+        [&](int64_t i) {
+          const Vec most = load(inverses + i);
+          store(row_.scales + first + i, scale_of(most));
+          store(inverses + i, inverse_of(most));
+        },
+        [&](int64_t i, int rest) {
+          const Vec most = load_first(inverses + i, rest);
+          store_first(row_.scales + first + i, scale_of(most), rest);
+          store_first(inverses + i, inverse_of(most), rest);
+        });
+  }
+
+  void write_four(int64_t first, const float* inverses) const {
+    constexpr int kScales = Format::kScalesOfPart;
+    const int64_t count = std::min(kFour, num_parts_ - first);
+    Vec sums[kScales][kFour];
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < kFour; ++p) {
+#pragma GCC unroll 2
+      for (int s = 0; s < kScales; ++s) sums[s][p] = zero();
+      if (p >= count) continue;
+      const float* values = x_ + (first + p) * kPartElements;
+      Vec q[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        q[v] = round(load(values + v * Vec::kWidth) * broadcast(inverses[p]));
+        sums[v * kScales / kVectors][p] = sums[v * kScales / kVectors][p] + q[v];
+      }
+      store_part(row_.quants + (first + p) * kPartElements, q);
+    }
+    float of_parts[kScales][kFour];
+#pragma GCC unroll 2
+    for (int s = 0; s < kScales; ++s) store_sums(of_parts[s], sums[s][0], sums[s][1], sums[s][2], sums[s][3]);
+    for (int64_t p = 0; p < count; ++p) {
+      float sum = of_parts[0][p];
+      if constexpr (kScales == 2) sum += of_parts[1][p];
+      float& scale = row_.scales[first + p];
+      if (sum != sum) scale = sum;
+      if constexpr (Format::kHasMinimum) row_.sums[first + p] = scale * sum;
+      if constexpr (kOperandOffset<Format, Quant> != 0) {
+        for (int s = 0; s < kScales; ++s) {
+          const int32_t whole = sum != sum ? 0 : static_cast<int32_t>(of_parts[s][p]);
+          row_.offsets[(first + p) * kScales + s] = -kOperandOffset<Format, Quant> * whole;
+        }
+      }
+    }
+  }
+
+  const float* x_;
+  int64_t num_parts_;
+  QuantisedRow<Quant> row_;
+};
 
 // Room for `count` lines of 64 bytes, until the same thread wants some again. The most that it has wanted is kept.
 inline uint8_t* scratch_lines(int64_t count) {
@@ -87,7 +151,7 @@ inline uint8_t* scratch_lines(int64_t count) {
 }
 
 // Rows in such room.
-template <class Format, int kDigits>
+template <class Format, class Quant>
 class QuantisedRows {
  public:
   QuantisedRows(int64_t num_rows, int64_t num_inputs)
@@ -95,23 +159,20 @@ class QuantisedRows {
     data_ = scratch_lines(num_rows * row_bytes_ / 64);
   }
 
-  CUDAPREFILL_INLINE QuantisedRow operator[](int64_t row) const {
+  CUDAPREFILL_INLINE QuantisedRow<Quant> operator[](int64_t row) const {
     uint8_t* data = data_ + row * row_bytes_;
-    auto* scales = reinterpret_cast<float*>(data + num_parts_ * kDigits * kPartElements);
+    auto* scales = reinterpret_cast<float*>(data + num_parts_ * kPartElements * sizeof(Quant));
     auto* offsets = reinterpret_cast<int32_t*>(scales + num_parts_);
-    return {reinterpret_cast<int8_t*>(data), scales, scales + num_parts_, offsets};
+    return {reinterpret_cast<Quant*>(data), scales, scales + num_parts_, offsets};
   }
 
-  void fill(int64_t row, const float* x) const {
-    for (int64_t part = 0; part < num_parts_; ++part) {
-      quantise_part<Format, kDigits>(x + part * kPartElements, (*this)[row], part);
-    }
-  }
+  // Rounds x [num_inputs] into a row.
+  void fill(int64_t row, const float* x) const { RowQuantiser<Format, Quant>(x, num_parts_, (*this)[row]).run(); }
 
  private:
   static int64_t size_of_row(int64_t num_inputs) {  // a format has a minimum or an offset, never both
     const int64_t numbers = num_inputs / kPartElements * (1 + Format::kScalesOfPart);
-    return (num_inputs * kDigits + numbers * 4 + 63) / 64 * 64;
+    return (num_inputs * static_cast<int64_t>(sizeof(Quant)) + numbers * 4 + 63) / 64 * 64;
   }
 
   int64_t num_parts_, row_bytes_;

@@ -9,6 +9,7 @@
 //   max(a, b), min(a, b)      b where either is NaN
 //   sum(v), largest(v)        over the lanes
 //   store_sums(p, a, b, c, d) the four sums to p[0] .. p[3]
+//   store_largest(p, a, b, c, d)   the largest lane of each, where none is NaN
 //   transpose(rows)           kWidth vectors as a square matrix
 //   exp(v), silu(v), gelu_tanh(v)
 //   broadcast(v)              a float or a Float16 in all lanes
@@ -16,7 +17,7 @@
 //   NibbleValues(scale, offset)   what the 4-bit numbers of a block stand for: low(p), high(p) give scale * q + offset
 //   of
 //                             the low or high halves of kWidth bytes
-//   prefetch(p)               into the nearest cache
+//   prefetch(p)               into the nearest cache; prefetch_to_second_cache(p)
 #pragma once
 
 #include "csrc/cpu/isa.h"
@@ -32,6 +33,7 @@
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 
 CUDAPREFILL_INLINE void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
+CUDAPREFILL_INLINE void prefetch_to_second_cache(const void* address) { __builtin_prefetch(address, 0, 2); }
 
 // e^v within one unit in the last place or two; 0 below -87.3 (no subnormal results), infinity above 88.7.
 //

@@ -44,6 +44,14 @@ CUDAPREFILL_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(each), _mm256_extractf128_ps(each, 1)));
 }
 
+CUDAPREFILL_INLINE void store_largest(float* to, Vec a, Vec b, Vec c, Vec d) {
+  // Until each 128-bit lane holds a number of each vector.
+  const __m256 ab = _mm256_max_ps(_mm256_unpacklo_ps(a.lanes, b.lanes), _mm256_unpackhi_ps(a.lanes, b.lanes));
+  const __m256 cd = _mm256_max_ps(_mm256_unpacklo_ps(c.lanes, d.lanes), _mm256_unpackhi_ps(c.lanes, d.lanes));
+  const __m256 all = _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  _mm_storeu_ps(to, _mm_max_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+}
+
 // Pairs, then fours of 32-bit lanes are interleaved, then 128-bit lanes move to their places.
 CUDAPREFILL_INLINE void transpose(Vec (&rows)[Vec::kWidth]) {
   __m256 pairs[8], fours[8];

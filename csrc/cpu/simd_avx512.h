@@ -41,6 +41,15 @@ CUDAPREFILL_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   _mm_storeu_ps(to, _mm512_castps512_ps128(_mm512_permutexvar_ps(first_of_each, all)));
 }
 
+CUDAPREFILL_INLINE void store_largest(float* to, Vec a, Vec b, Vec c, Vec d) {
+  // Until each 128-bit lane holds a number of each vector.
+  const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a.lanes, b.lanes), _mm512_unpackhi_ps(a.lanes, b.lanes));
+  const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c.lanes, d.lanes), _mm512_unpackhi_ps(c.lanes, d.lanes));
+  const __m512 all = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  _mm_storeu_ps(to, _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+}
+
 // Pairs, then fours of 32-bit lanes are interleaved, then 128-bit lanes move to their places in two steps.
 CUDAPREFILL_INLINE void transpose(Vec (&rows)[Vec::kWidth]) {
   __m512 pairs[16], fours[16], eights[16];

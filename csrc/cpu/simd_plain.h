@@ -48,6 +48,13 @@ CUDAPREFILL_INLINE void store_sums(float* to, Vec a, Vec b, Vec c, Vec d) {
   to[3] = sum(d);
 }
 
+CUDAPREFILL_INLINE void store_largest(float* to, Vec a, Vec b, Vec c, Vec d) {
+  to[0] = largest(a);
+  to[1] = largest(b);
+  to[2] = largest(c);
+  to[3] = largest(d);
+}
+
 CUDAPREFILL_INLINE void transpose(Vec (&rows)[Vec::kWidth]) {
   for (int i = 0; i < Vec::kWidth; ++i) {
     for (int j = 0; j < i; ++j) {

@@ -342,7 +342,7 @@ def linear_blocks(
     The values of W are those that `dequantise_rows` gives; they exist in registers and caches only.
 
     activation_bits: 32 computes in float32. With 8 and 16 the activations are rounded, each 32 of them with a scale of
-    their own (largest / 127, or largest / 32385), and multiplied with the numbers of the blocks as integers. In any
+    their own (largest / 127, or largest / 32767), and multiplied with the numbers of the blocks as integers. In any
     case a row of the result depends on that row of x alone, to the bit: not on the number of rows or threads.
     """
     return x.new_empty(x.shape[0], num_outputs)

@@ -92,7 +92,6 @@ def run(flags: argparse.Namespace) -> int:
     print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)
     _check_room(shapes, flags.steps, parts)
     parts.engine.model_runner.kv_cache.populate()  # as a server does
-    torch.set_num_threads(parts.info.threads)  # of this thread, which steps the engine
     steps = Steps(parts)
     profiles = [_profile(steps, shape, flags.steps) for shape in shapes]
     if flags.torch_trace is not None:
