@@ -54,6 +54,16 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
+def test_what_was_never_asked_for_is_not_waited_for(server: ChatServer) -> None:
+    async def session(client: AsyncClient) -> None:
+        with pytest.raises(RuntimeError, match="asked for by `with"):
+            await client.respond("hello", **ASK).wait()
+
+    with_client(server.url, session)
+    with Client(server.url) as client, pytest.raises(RuntimeError, match="asked for by `with"):
+        client.respond("hello", **ASK).wait()
+
+
 def test_text_comes_as_it_is_made_and_the_result_holds_all_of_it(server: ChatServer) -> None:
     async def session(client: AsyncClient) -> None:
         async with client.respond("hello", instructions="be brief", **ASK) as response:

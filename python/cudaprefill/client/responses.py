@@ -185,8 +185,8 @@ class AsyncClient:
 class ResponseStream:
     """One response: `async with` sends the request, and leaving early cancels it. Iterate for its text.
 
-    Text that came while nobody asked is given in one piece. Raises ServerError where the server refuses the request or
-    the response fails, ConnectionLostError where the connection breaks under it.
+    Text that came while nobody asked is given in one piece. Raises RuntimeError outside of `async with`, ServerError where the server
+    refuses the request or the response fails, ConnectionLostError where the connection breaks under it.
 
     id: the response's, once the server has taken the request.
     text: all that has come so far.
@@ -198,6 +198,7 @@ class ResponseStream:
         self._client = client
         self._create = create
         self._name = create.stream_id or ""
+        self._asked = False
         self._given = 0  # characters of `text` that the iteration has given
         self._result: Response | None = None
         self._error: ClientError | None = None
@@ -229,12 +230,17 @@ class ResponseStream:
 
     async def __aenter__(self) -> ResponseStream:
         await self._client._start(self, self._create)
+        self._asked = True
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         await self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[str]:
+        if not self._asked:
+            raise RuntimeError(
+                "a response is asked for by `with client.respond(...) as response`, and this one was not"
+            )
         while True:
             if self._given < len(self.text):
                 news, self._given = self.text[self._given :], len(self.text)
