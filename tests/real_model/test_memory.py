@@ -28,7 +28,8 @@ from cudaprefill import LLM, SamplingParams
 
 with LLM(kv_cache_memory={KV_BYTES}) as llm:
     llm.generate(["The capital of France is"], SamplingParams(temperature=0, max_tokens=1))
-    model, kv_cache = llm._engine.call(lambda engine: (engine.model_runner.model, engine.model_runner.kv_cache)).result()
+    runner = llm._engine.call(lambda engine: engine.model_runner).result()
+    model, kv_cache = runner.model, runner.kv_cache
     kv_cache.populate()
     taken = status()
     matrices = [each for layer in model.weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down)]

@@ -185,8 +185,8 @@ class AsyncClient:
 class ResponseStream:
     """One response: `async with` sends the request, and leaving early cancels it. Iterate for its text.
 
-    Text that came while nobody asked is given in one piece. Raises RuntimeError outside of `async with`, ServerError where the server
-    refuses the request or the response fails, ConnectionLostError where the connection breaks under it.
+    Text that came while nobody asked is given in one piece. Raises RuntimeError outside of `async with`, ServerError
+    where the server refuses the request or the response fails, ConnectionLostError where the connection breaks.
 
     id: the response's, once the server has taken the request.
     text: all that has come so far.
