@@ -3,9 +3,10 @@
     python benchmarks/ops_cpu.py [--threads N] [--seconds S] [--only NAME ...]
 
 What moves memory is told in GB/s and as a share of a plain read of memory, the matmul of many rows in GFLOP/s and as a
-multiple of torch's. `step` is all ops of one decoded token of a Llama of 135 million weights beside the reading of
-these weights. `attention` is what benchmarks/attention_cpu.py measures. Times are the shortest of those that fit into
-`--seconds`.
+multiple of torch's. `integers` are products of Q4_1 blocks with activations of 16 and 8 bits, beside the dot products
+that the processor does in its registers: of bytes as measured, of words half as many. `step` is all ops of one decoded
+token of a Llama of 135 million weights beside the reading of these weights. `attention` is what
+benchmarks/attention_cpu.py measures. Times are the shortest of those that fit into `--seconds`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from subprocess import CalledProcessError
 
 import attention_cpu
 import torch
-from machine import read_bandwidth
+from machine import IntegerProducts, read_bandwidth
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,7 +30,8 @@ HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 576, 1536, 49152, 30
 Q_HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 TOKENS = [1, 64, 1600]
 CACHE_BLOCKS = 2048
-PARTS = ("elementwise", "kv", "linear", "step", "attention")
+Q4_1 = 3  # its number in GGUF
+PARTS = ("elementwise", "kv", "linear", "integers", "step", "attention")
 
 
 class Bench:
@@ -108,6 +111,34 @@ class Bench:
             f"{flops / ours / 1e9:5.0f} GFLOP/s  {torchs / ours:5.2f} x torch's float32"
         )
 
+    def integers(self, outputs: int, inputs: int, rows: int, bits: int, roof: IntegerProducts | None) -> None:
+        form = ops.BLOCK_FORMATS[Q4_1]
+        blocks = torch.randint(0, 256, (outputs, inputs // form.elements, form.num_bytes), dtype=torch.uint8)
+        blocks[:, :, :4] = torch.tensor([0.01, -0.08]).to(torch.float16).view(torch.uint8)  # scale and minimum
+        groups = torch.empty(form.groups_shape(outputs, inputs), dtype=torch.uint8)
+        ops.group_blocks(blocks.flatten(1), Q4_1, groups)
+        copies = [groups.clone() for _ in range(max(1, 2**28 // groups.nbytes))] if rows <= 64 else [groups]
+        x = torch.randn(rows, inputs)
+        turn = [0]
+
+        def product() -> None:
+            turn[0] = (turn[0] + 1) % len(copies)
+            ops.linear_blocks(x, copies[turn[0]], Q4_1, outputs, activation_bits=bits)
+
+        operations = 2 * rows * outputs * inputs
+        line = f"linear {outputs:5} x {inputs:4} {rows:5} rows  Q4_1, int{bits:<2} "
+        if roof is None:
+            [ours] = self.shortest(product)
+            limit = ""
+        else:
+            ours, limits = self.shortest(product, roof.run)
+            dot_products = roof.run() / limits * 8 / bits
+            limit = f"  {operations / ours / dot_products:4.2f} x dot products"
+        print(
+            f"{line} {ours * 1e6:9.1f} us  {groups.nbytes / ours / 1e9:5.1f} GB/s "
+            f"({groups.nbytes / ours / self.read_bytes:4.2f} x read)  {operations / ours / 1e9:5.0f} GOP/s{limit}"
+        )
+
     def step(self, dtype: torch.dtype) -> None:
         model = DecodeStep(dtype)
         numbers = torch.ones(model.weight_bytes // 4)
@@ -163,6 +194,14 @@ class DecodeStep:
         return ops.linear(x, self.head)
 
 
+def _integer_roof(threads: int) -> IntegerProducts | None:
+    try:
+        return IntegerProducts(ops.cpu_isa(), threads)
+    except (ValueError, OSError, CalledProcessError) as error:
+        print(f"products of integers without their limit: {error}")
+        return None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -188,6 +227,15 @@ def main() -> None:
                     bench.linear(3072, 576, rows, dtype)
             if "step" in wanted:
                 bench.step(dtype)
+        if "integers" in wanted:
+            roof = _integer_roof(arguments.threads)
+            for bits in (16, 8):
+                for outputs, inputs in [(960, 576), (3072, 576), (576, 1536), (49152, 576)]:
+                    for rows in (1, 4, 16):
+                        bench.integers(outputs, inputs, rows, bits, roof)
+                for outputs, inputs in [(960, 576), (576, 576), (3072, 576), (576, 1536)]:
+                    for rows in (64, 400, 1600):
+                        bench.integers(outputs, inputs, rows, bits, roof)
         if "attention" in wanted:
             attention_cpu.Bench(arguments.seconds).all()
 

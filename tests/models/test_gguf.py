@@ -120,6 +120,10 @@ def test_rounded_activations_give_nearly_the_same_logits(tmp_path: Path) -> None
     assert 1e-4 < (rounded - exact).norm() / exact.norm() < 0.05
     assert load_model(tmp_path / "model.gguf").linear_math == "int16"
     assert load_model(tmp_path / "model.gguf", linear_math="int8").linear_math == "int8"
+    for math, bits in (("int8", 16), ("int16", 16), ("float32", 32)):
+        lm_head = load_model(tmp_path / "model.gguf", linear_math=math).weights.lm_head
+        assert isinstance(lm_head, BlockMatrix)
+        assert lm_head.activation_bits == bits
     assert load_model(tmp_path / "model.gguf", linear_math="float32").linear_math == "float32"
     assert load_model(tmp_path / "model.gguf", dtype="float32").linear_math == "float32"
 
