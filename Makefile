@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 CORES  := $(shell nproc 2>/dev/null || echo 2)
 
 SOURCES := $(shell find csrc third_party -type f) CMakeLists.txt setup.py pyproject.toml
-CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: chat build test lint fix cpp-test bench bench-peers cuda gpu-check gpu-build gpu-test gpu-bench gpu-sanitize clean
 

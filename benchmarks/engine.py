@@ -25,6 +25,7 @@ from cudaprefill.models import default_model_path, read_model_config
 from cudaprefill.models.block_matrix import BlockMatrix, Matrix
 from cudaprefill.models.config import ExpertsConfig, ModelConfig
 from cudaprefill.models.decoder import Decoder
+from cudaprefill.models.weights import LayerWeights
 
 DECODE_CONTEXT = 32
 DECODE_TOKENS = 128
@@ -36,22 +37,48 @@ READ_BYTES = 512 * 2**20  # to measure the bandwidth with: more than any cache
 
 def linear_parameters(config: ModelConfig) -> int:
     """Weights that every token is multiplied with, the LM head apart: of experts, those of as many as it chooses."""
-    heads = config.num_q_heads + 2 * config.num_kv_heads
-    attention = config.hidden_size * config.head_size * (heads + config.num_q_heads)
+    return sum(sum(_layer_parameters(config, layer.experts).values()) for layer in config.layers)
 
-    def feed_forward(experts: ExpertsConfig | None) -> int:
-        if experts is None:
-            return 3 * config.hidden_size * config.intermediate_size
-        return config.hidden_size * (3 * experts.num_chosen * experts.intermediate_size + experts.num_experts)
 
-    return sum(attention + feed_forward(layer.experts) for layer in config.layers)
+def _layer_parameters(config: ModelConfig, experts: ExpertsConfig | None) -> dict[str, int]:
+    """By the names that a profile has for their products."""
+    hidden, q_size = config.hidden_size, config.head_size * config.num_q_heads
+    attention = {
+        "linear qkv": hidden * (q_size + 2 * config.head_size * config.num_kv_heads),
+        "linear o": hidden * q_size,
+    }
+    if experts is None:
+        size = config.intermediate_size
+        return {**attention, "linear gate and up": 2 * hidden * size, "linear down": hidden * size}
+    chosen = 3 * experts.num_chosen * experts.intermediate_size
+    return {**attention, "experts": hidden * chosen, "linear router": hidden * experts.num_experts}
+
+
+def prefill_parts(config: ModelConfig, tokens: int) -> dict[str, float]:
+    """Operations of one prompt, by the names that a profile has for them.
+
+    All tokens go through all layers but the last, and causal attention; of the last layer all need K and V, which here
+    come with q, and one token needs the rest, as it needs logits.
+    """
+    *whole, last = (_layer_parameters(config, layer.experts) for layer in config.layers)
+    pairs, of_pair = tokens * (tokens + 1) / 2, 4 * config.head_size * config.num_q_heads
+    parts = {name: 0.0 for layer in (*whole, last) for name in layer}
+    for layer in whole:
+        for name, parameters in layer.items():
+            parts[name] += 2.0 * parameters * tokens
+    for name, parameters in last.items():
+        parts[name] += 2.0 * parameters * (tokens if name == "linear qkv" else 1)
+    return {
+        **parts,
+        "attention of chunks": of_pair * len(whole) * pairs,
+        "attention of single tokens": of_pair * tokens,
+        "logits": 2.0 * config.hidden_size * config.vocab_size,
+    }
 
 
 def prefill_operations(config: ModelConfig, tokens: int) -> float:
-    """Of one prompt: linear layers of all tokens, causal attention, one row of logits."""
-    pairs = tokens * (tokens + 1) / 2
-    attention = 4 * config.head_size * config.num_q_heads * config.num_layers * pairs
-    return 2 * linear_parameters(config) * tokens + attention + 2 * config.hidden_size * config.vocab_size
+    """Of one prompt, in all."""
+    return sum(prefill_parts(config, tokens).values())
 
 
 def fresh_prompt(length: int, vocab_size: int) -> list[int]:
@@ -60,16 +87,21 @@ def fresh_prompt(length: int, vocab_size: int) -> list[int]:
 
 
 def weight_bytes(llm: LLM) -> int:
-    """What one decode step reads of the matrices of the layers and of the LM head."""
+    """What one decode step of one stream reads: all matrices, but of experts those that its token chooses."""
 
     def of(matrix: Matrix) -> int:
         return matrix.num_bytes if isinstance(matrix, BlockMatrix) else matrix.nbytes
 
+    def of_layer(layer: LayerWeights, experts: ExpertsConfig | None) -> int:
+        feed_forward = of(layer.gate_up) + of(layer.down)
+        if experts is not None:
+            assert layer.router is not None
+            feed_forward = feed_forward * experts.num_chosen // experts.num_experts + of(layer.router)
+        return of(layer.qkv) + of(layer.o) + feed_forward
+
     def count(model: Decoder) -> int:
-        layers = sum(
-            of(each) for layer in model.weights.layers for each in (layer.qkv, layer.o, layer.gate_up, layer.down)
-        )
-        return layers + of(model.weights.lm_head)
+        layers = zip(model.weights.layers, model.config.layers, strict=True)
+        return sum(of_layer(weights, layer.experts) for weights, layer in layers) + of(model.weights.lm_head)
 
     return llm._engine.call(lambda engine: count(engine.model_runner.model)).result()  # type: ignore[arg-type]
 

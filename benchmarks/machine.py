@@ -63,3 +63,16 @@ class IntegerProducts:
         """Some milliseconds of them; how many multiplications and additions that were."""
         rounds = [1_000_000] * self._threads
         return sum(self._pool.map(self._products, rounds))
+
+
+def fma_rate(threads: int) -> float:
+    """Float32 operations a second of multiply-adds in registers (fma_peak.cc): what no product can exceed.
+
+    Raises OSError or CalledProcessError where there is no C++ compiler that takes it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "fma_peak"
+        source = Path(__file__).with_name("fma_peak.cc")
+        compiler = os.environ.get("CXX", "c++")
+        subprocess.run([compiler, "-O3", "-std=c++20", "-pthread", str(source), "-o", str(program)], check=True)
+        return float(subprocess.run([program, str(threads)], check=True, capture_output=True, text=True).stdout)

@@ -437,7 +437,7 @@ def test_the_command_measures_our_engine_and_names_the_absent(
 ) -> None:
     result = run_command("--only", "cudaprefill")
     assert [engine.name for engine in result.engines] == ["cudaprefill"]
-    others = {"cudaprefill, float32 weights", "cudaprefill, int8 activations"}
+    others = {"cudaprefill, float32 math", "cudaprefill, float32 weights", "cudaprefill, int8 activations"}
     assert result.absent.keys() == {"vLLM", "llama.cpp", "transformers", *others}
     assert all(samples.keys() == SAMPLES for samples in result.engines[0].rounds)
     assert result.engines[0].memory_bytes > 1e6

@@ -46,7 +46,7 @@ def say(text: str) -> None:
 
 def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[str, str]]:
     """What is measured, and the peers that are not, with the reason."""
-    ours: list[dict[str, str]] = [{}, {"linear_math": "int8"}, {"dtype": "float32"}]
+    ours: list[dict[str, str]] = [{}, {"linear_math": "int8"}, {"linear_math": "float32"}, {"dtype": "float32"}]
     chosen, absent = [our_engine(model, __version__, **settings) for settings in ours], {}
 
     def missing(python: str | None, option: str, package: str) -> str:
@@ -164,7 +164,8 @@ def main() -> int:
     add(
         "--only",
         metavar="ENGINE,...",
-        help="of cudaprefill, cudaprefill-int8, cudaprefill-float32, vllm, llama.cpp, transformers",
+        help="of cudaprefill, cudaprefill-int8, cudaprefill-float32-math, cudaprefill-float32, vllm, llama.cpp, "
+        "transformers",
     )
     add("--workloads", metavar="NAME,...", help=f"of {', '.join(workload.name for workload in WORKLOADS)}")
     add("--folder", type=Path, default=ROOT / "build" / "peers", help="for logs and the converted model")

@@ -40,14 +40,16 @@ class Engine:
 
 
 def our_engine(model: Path, version: str, dtype: str | None = None, linear_math: str | None = None) -> Engine:
-    """This project's server: with default settings, with weights of one dtype, or with rounded activations."""
-    what = "default settings"
+    """This project's server: with default settings, with weights of one dtype, or with products of another kind."""
+    name, what = "cudaprefill", "default settings"
     if dtype is not None:
-        what = f"{dtype} weights"
+        name, what = f"{name}-{dtype}", f"{dtype} weights"
+    elif linear_math == "float32":
+        name, what = f"{name}-float32-math", "float32 math"
     elif linear_math is not None:
-        what = f"{linear_math} activations"
+        name, what = f"{name}-{linear_math}", f"{linear_math} activations"
     return Engine(
-        name="-".join(filter(None, ["cudaprefill", dtype, linear_math])),
+        name=name,
         title=f"cudaprefill, {what}",
         version=version,
         command=[

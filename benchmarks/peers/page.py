@@ -24,23 +24,25 @@ PAGE = ROOT / "docs" / "performance.md"
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio to vLLM's figure that one of our engines must reach: at least `ratio` where more is better."""
+    """A ratio to vLLM's figure that one of these engines of ours must reach: at least `ratio` where more is better."""
 
     figure: str  # title
-    engine: str
+    engines: tuple[str, ...]
     ratio: float
 
 
+DEFAULT, INT8 = ("cudaprefill",), ("cudaprefill-int8",)
+EXACT = ("cudaprefill-float32-math", "cudaprefill-float32")  # from the file's blocks, or from float32 weights
 GOALS = (
-    Goal("prefill, 1,600 tokens", "cudaprefill-float32", 1.15),
-    Goal("prefill, 3,200 tokens", "cudaprefill-float32", 1.15),
-    Goal("prefill, 1,600 tokens", "cudaprefill-int8", 2.0),
-    Goal("prefill, 3,200 tokens", "cudaprefill-int8", 2.0),
-    Goal("one stream, mean ITL", "cudaprefill", 0.35),
-    Goal("batch, wall time", "cudaprefill", 0.5),
-    Goal("chats + long prompt: ITL p99", "cudaprefill", 0.1),
-    Goal("chats + long prompt: long TTFT", "cudaprefill", 1.2),
-    Goal("prefix, TTFT of a hit", "cudaprefill", 0.3),
+    Goal("prefill, 1,600 tokens", EXACT, 1.15),
+    Goal("prefill, 3,200 tokens", EXACT, 1.15),
+    Goal("prefill, 1,600 tokens", INT8, 2.0),
+    Goal("prefill, 3,200 tokens", INT8, 2.0),
+    Goal("one stream, mean ITL", DEFAULT, 0.35),
+    Goal("batch, wall time", DEFAULT, 0.5),
+    Goal("chats + long prompt: ITL p99", DEFAULT, 0.1),
+    Goal("chats + long prompt: long TTFT", DEFAULT, 1.2),
+    Goal("prefix, TTFT of a hit", DEFAULT, 0.3),
 )
 
 
@@ -52,12 +54,15 @@ def goals(result: Result) -> str:
     engines: dict[str, EngineResult] = {engine.name: engine for engine in result.engines}
     lines = ["| goal, as a ratio to vLLM's | engine | at | reached | |", "|---|---|---|---|---|"]
     for goal in GOALS:
-        if goal.figure not in figures or goal.engine not in engines:
+        figure = figures.get(goal.figure)
+        if figure is None:
             continue
-        figure, engine = figures[goal.figure], engines[goal.engine]
-        ratio = result.ratio(engine, figure)
-        if ratio is None:
+        measured = [engines[name] for name in goal.engines if name in engines]
+        ratios = [(ratio, each) for each in measured if (ratio := result.ratio(each, figure)) is not None]
+        if not ratios:
             continue
+        best = max if figure.more_is_better else min
+        ratio, engine = best(ratios, key=lambda pair: pair[0])
         met = ratio >= goal.ratio if figure.more_is_better else ratio <= goal.ratio
         bound, outcome = "least" if figure.more_is_better else "most", "met" if met else "missed"
         lines.append(f"| {figure.title} | {engine.title} | {bound} {goal.ratio:g}x | {ratio:.2f}x | {outcome} |")

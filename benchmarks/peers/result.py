@@ -188,7 +188,7 @@ def number(value: float) -> str:
 
 
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP = 860, 230, 70, 11, 12
-_COLOURS = ("#4c72b0", "#64b5cd", "#dd8452", "#55a868", "#8172b3", "#8c8c8c")
+_COLOURS = ("#4c72b0", "#64b5cd", "#dd8452", "#55a868", "#8172b3", "#8c8c8c", "#ccb974")
 
 
 def picture(result: Result) -> str:
