@@ -1,12 +1,13 @@
 """A run is recorded and replayed with other settings and other traffic; then the engine runs these itself.
 
 The engine is the real one, on a model without arithmetic and a clock that moves as a machine's would: the cost of a
-step bends with its tokens, scatters, and is higher for a while now and then.
+step bends with its tokens, scatters, and swings between once and 1.6 times that in the course of some seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Machine:
     def work(self, work: StepWork) -> None:
         tokens = work.decodes + work.chunk_tokens
         seconds = 0.002 + max(0.008, 0.0011 * tokens) + 2e-7 * work.decode_context + 4e-7 * work.chunk_pairs
-        slow = 1.3 if self.now % 10.0 < 1.5 else 1.0
+        slow = 1.3 - 0.3 * math.cos(2 * math.pi * self.now / 7.0)
         self.now += seconds * slow * float(np.exp(0.05 * self._random.standard_normal()))
 
 
