@@ -7,6 +7,7 @@
 #include "csrc/cuda/activation.cuh"
 #include "csrc/cuda/checks.h"
 #include "csrc/cuda/kernels.h"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/cuda/vector.cuh"
 
 namespace cudaprefill::cuda {
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kThreads) activate_and_mul_kernel(const __grid
   const GatedParams& params = launch.op;
   const int64_t row = blockIdx.x / launch.blocks_per_row;
   const int column = ((blockIdx.x % launch.blocks_per_row) * kThreads + threadIdx.x) * kVector;
+  enter_stream();
   if (column >= params.size) return;
 
   const Element* x = static_cast<const Element*>(params.x) + row * params.x_stride + column;

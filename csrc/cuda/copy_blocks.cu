@@ -7,6 +7,7 @@
 
 #include "csrc/cuda/checks.h"
 #include "csrc/cuda/kernels.h"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill::cuda {
 namespace {
@@ -22,6 +23,7 @@ __global__ void __launch_bounds__(kThreads, 8) copy_blocks_kernel(const __grid_c
   const CopyBlocksParams& params = launch.op;
   const int vectors_per_slot = params.head_size * launch.element_bytes / kVectorBytes;
   const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x);
+  enter_stream();
   if (i >= params.block_size * vectors_per_slot) return;
   const int slot = i / vectors_per_slot, vector = i - slot * vectors_per_slot;
   const int head = blockIdx.y;

@@ -4,8 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace cudaprefill {
 
@@ -20,6 +22,28 @@ inline void check_cuda(const std::string& what, cudaError_t status) {
   if (status != cudaSuccess) throw std::runtime_error(what + ": " + cudaGetErrorString(status));
 }
 
+#ifdef __CUDACC__
+
+// Whether the current device runs machine code of this file that keeps the rule of stream_order.cuh: code that was
+// compiled for this very device, of 9.0 or later. PTX of an earlier one, which later devices compile for themselves,
+// has no wait in it, and must not begin early. CUDAPREFILL_PROGRAMMATIC_LAUNCH=0 says no, to compare. Static, for each
+// file has its own list.
+static bool launches_are_programmatic() {
+  constexpr int kCompiledFor[] = {__CUDA_ARCH_LIST__};  // 900 for 9.0
+  constexpr int kFirst = 900;
+  int device = 0, major = 0, minor = 0;
+  check_cuda("cudaGetDevice", cudaGetDevice(&device));
+  check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  const int capability = 100 * major + 10 * minor;
+  bool compiled = false;
+  for (const int architecture : kCompiledFor) compiled |= architecture == capability;
+  const char* wanted = std::getenv("CUDAPREFILL_PROGRAMMATIC_LAUNCH");
+  return compiled && capability >= kFirst && !(wanted && std::string_view(wanted) == "0");
+}
+
+// A programmatic launch where the device can: the kernel may begin before the one ahead in the stream is complete, and
+// in a captured graph the edge between them is such a one.
 template <class Params>
 void launch(const char* name, void (*kernel)(Params), const LaunchShape& shape, const Params& params,
             cudaStream_t stream) {
@@ -28,12 +52,19 @@ void launch(const char* name, void (*kernel)(Params), const LaunchShape& shape, 
     check_cuda(name, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shape.shared_bytes)));
   }
+  cudaLaunchAttribute programmatic{};
+  programmatic.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  programmatic.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = dim3(shape.threads);
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
+  config.attrs = &programmatic;
+  config.numAttrs = launches_are_programmatic() ? 1 : 0;
   check_cuda(name, cudaLaunchKernelEx(&config, kernel, params));
 }
+
+#endif  // __CUDACC__
 
 }  // namespace cudaprefill

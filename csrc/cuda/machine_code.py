@@ -1,4 +1,7 @@
-"""Reads the machine code of the Hopper kernels: which instructions there are, and how many registers each part uses."""
+"""Reads the machine code for Hopper: which instructions there are, and what comes before the wait for the kernel ahead.
+
+Of a kernel whose warps have parts it finds how many registers each part uses, too.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,16 @@ class MachineCode:
     instructions: Counter[str] = field(default_factory=Counter)
     granted: dict[str, int] = field(default_factory=dict)  # of "consumer" and "producer"
     highest: Counter[str] = field(default_factory=Counter)  # register of the part, counted from 1
+    early: list[str] = field(default_factory=list)  # instructions that touch global memory, before the first ACQBULK
 
 
 def disassemble(cuobjdump: str, objects: list[Path]) -> list[MachineCode]:
-    """The kernels of the object files."""
+    """The kernels of the object files, as they are for sm_90a."""
     kernels = []
     for path in objects:
         try:
-            listing = subprocess.run([cuobjdump, "-sass", path], capture_output=True, text=True, check=True).stdout
+            command = [cuobjdump, "-sass", "-arch", "sm_90a", path]
+            listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         except FileNotFoundError as error:
             raise SystemExit(f"cuobjdump is missing ({cuobjdump}): {INSTALL}") from error
         for body in listing.split("Function : ")[1:]:
@@ -35,6 +40,8 @@ def disassemble(cuobjdump: str, objects: list[Path]) -> list[MachineCode]:
     return kernels
 
 
+# griddepcontrol.wait is ACQBULK, griddepcontrol.launch_dependents is PREEXIT.
+GLOBAL_MEMORY = {"LD", "ST", "LDG", "STG", "LDGSTS", "UTMALDG", "UTMASTG", "RED", "REDG", "ATOM", "ATOMG"}
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 
 
@@ -47,6 +54,8 @@ def read_listing(symbol: str, lines: str) -> MachineCode:
     for i, (name, operands) in enumerate(instructions):
         base = name.split(".")[0]
         kernel.instructions[base] += 1
+        if base in GLOBAL_MEMORY and not kernel.instructions["ACQBULK"]:
+            kernel.early.append(base)
         if base == "USETMAXREG":
             part = "producer" if "DEALLOC" in name else "consumer"
             kernel.granted[part] = int(re.findall(r"0x[0-9a-f]+", operands)[-1], 16)
@@ -70,13 +79,13 @@ def registers_after(name: str, operands: str) -> list[int]:
 
 def expected_instructions(name: str) -> tuple[list[str], list[str]]:
     """What the machine code of a kernel is to have, and what not; nowhere is there to be local memory."""
-    local_memory = ["LDL", "STL"]
+    stream_order, local_memory = ["ACQBULK", "PREEXIT"], ["LDL", "STL"]
     if name.startswith("prefill_sm90_kernel"):
         copies, others = ("UTMALDG", "LDGSTS") if "kTensor" in name else ("LDGSTS", "UTMALDG")
-        return ["HGMMA", "USETMAXREG", copies], [*local_memory, others]
+        return [*stream_order, "HGMMA", "USETMAXREG", copies], [*local_memory, others]
     if name.startswith("decode_sm90_kernel"):
-        return ["HMMA", "LDSM", "UTMALDG"], [*local_memory, "LDGSTS"]
-    return [], local_memory
+        return [*stream_order, "HMMA", "LDSM", "UTMALDG"], [*local_memory, "LDGSTS"]
+    return stream_order, local_memory
 
 
 def problems_of(name: str, code: MachineCode) -> list[str]:
@@ -90,6 +99,7 @@ def problems_of(name: str, code: MachineCode) -> list[str]:
         for instruction in unwanted
         if code.instructions[instruction]
     ]
+    problems += [f"{name}: {instruction} before ACQBULK" for instruction in sorted(set(code.early))]
     problems += [
         f"{name}: the {part} uses {code.highest[part]} registers and has {granted}"
         for part, granted in code.granted.items()

@@ -194,6 +194,7 @@ def main() -> int:
     parser.add_argument(
         "--hopper-objects", required=True, nargs="+", type=Path, help="object files of the Hopper kernels"
     )
+    parser.add_argument("--objects", required=True, nargs="+", type=Path, help="those of all other kernels")
     parser.add_argument("--logs", required=True, nargs="+", type=Path)
     arguments = parser.parse_args()
 
@@ -215,6 +216,9 @@ def main() -> int:
 
     hopper = [kernel for kernel in kernels if HOPPER in kernel.name]
     others = [kernel for kernel in kernels if HOPPER not in kernel.name]
+    codes = machine_code.disassemble(arguments.cuobjdump, arguments.objects)
+    for name, code in zip(demangle([code.symbol for code in codes]), codes, strict=True):
+        problems += machine_code.problems_of(name, code)
     codes = machine_code.disassemble(arguments.cuobjdump, arguments.hopper_objects)
     tables = f"{table(others, shapes, arguments.nvcc)}\n\n{hopper_tables(hopper, codes, shapes, problems)}"
     before, _, rest = arguments.page.read_text().partition(BEGIN)

@@ -8,6 +8,7 @@
 #include "csrc/cuda/checks.h"
 #include "csrc/cuda/kernels.h"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/cuda/vector.cuh"
 
 namespace cudaprefill::cuda {
@@ -39,6 +40,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) rms_norm_kernel(const __grid_c
     return (v * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) * kVector;
   };
 
+  enter_stream();
   float values[vectors_per_thread][kVector] = {};
   float sum_of_squares = 0;
 #pragma unroll

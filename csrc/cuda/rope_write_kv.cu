@@ -18,6 +18,7 @@
 #include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/paged.cuh"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/cuda/vector.cuh"
 
 namespace cudaprefill::cuda {
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kThreads) rope_write_kv_kernel(const __grid_co
   const int high = rotates ? low + half : low + kVector;
   const bool active = item < params.head_size / (2 * kVector);
 
+  enter_stream();
   float cosine[kVector] = {}, sine[kVector] = {};
   if (active && rotates) {
     const int64_t position = ptx::load_global(params.position_ids + token);

@@ -8,6 +8,7 @@
 #include "csrc/cuda/kernels.h"
 #include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/paged.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill::cuda {
 namespace {
@@ -23,6 +24,7 @@ struct LaunchParams {
 __global__ void __launch_bounds__(kThreads) write_kv_kernel(const __grid_constant__ LaunchParams launch) {
   const WriteKvParams& params = launch.op;
   const int64_t token = blockIdx.x;
+  enter_stream();
   const int64_t slot = ptx::load_global(params.slot_mapping + token);
   if (slot < 0) return;
 
@@ -48,6 +50,7 @@ template <class Element>
 __global__ void __launch_bounds__(kThreads) write_float8_kv_kernel(const __grid_constant__ LaunchParams launch) {
   const WriteKvParams& params = launch.op;
   const int64_t token = blockIdx.x;
+  enter_stream();
   const int64_t slot = ptx::load_global(params.slot_mapping + token);
   if (slot < 0) return;
 

@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "csrc/cuda/checks.h"
@@ -19,6 +21,9 @@ int64_t matrix_span(int64_t rows, int64_t stride, int64_t columns) {
 }
 
 // The device for one call. Its workspace starts as NaN, as nothing may be read there before it is written.
+//
+// Whatever an op is given may have been made by the kernel before it in the stream. Where kernels may begin before that
+// one is complete, there is such a kernel: it lets the next one begin, and writes all tensors of the call only then.
 class EmulatedDevice : public cuda::Device {
  public:
   ~EmulatedDevice() override { DeviceMemory::instance().clear(); }
@@ -33,6 +38,28 @@ class EmulatedDevice : public cuda::Device {
     workspaces_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
     std::memset(workspaces_.back().get(), kNaNByte, bytes);
     return DeviceMemory::instance().expose("the workspace", workspaces_.back().get(), bytes, Access::kReadWrite);
+  }
+
+  // The launches of an op, and the wait for them. Raises what the op raises, and Fault.
+  void run(const std::function<void()>& op) {
+    Machine& machine = Machine::instance();
+    auto& memory = DeviceMemory::instance();
+    constexpr uint64_t kMostBytes = uint64_t{1} << 28;
+    std::optional<DeviceMemory::Contents> given;
+    if (machine.launches_are_programmatic() && memory.bytes() <= kMostBytes) {
+      given.emplace(memory.take_contents());
+      machine.precede_with([&] {
+        machine.let_next_kernel_begin();
+        given->put_back();
+      });
+    }
+    try {
+      op();
+    } catch (...) {
+      machine.drop_launches();
+      throw;
+    }
+    machine.synchronise();
   }
 
   template <class T>
@@ -86,7 +113,7 @@ void EmulatedBackend::write_kv(WriteKvParams params) {
   device.expose("v", params.v, params.num_tokens, params.num_kv_heads, params.head_size, params.dtype, Access::kRead);
   device.expose("slot_mapping", params.slot_mapping, params.num_tokens, sizeof(int64_t), Access::kRead);
   device.expose_caches(params, Access::kReadWrite);
-  cuda::write_kv(params, device);
+  device.run([&] { cuda::write_kv(params, device); });
 }
 
 void EmulatedBackend::rope_write_kv(RopeWriteKvParams params) {
@@ -102,7 +129,7 @@ void EmulatedBackend::rope_write_kv(RopeWriteKvParams params) {
   device.expose("q_norm", params.q_norm, params.head_size, bytes, Access::kRead);
   device.expose("k_norm", params.k_norm, params.head_size, bytes, Access::kRead);
   device.expose_caches(params, Access::kReadWrite);
-  cuda::rope_write_kv(params, device);
+  device.run([&] { cuda::rope_write_kv(params, device); });
 }
 
 void EmulatedBackend::rms_norm(RmsNormParams params) {
@@ -114,7 +141,7 @@ void EmulatedBackend::rms_norm(RmsNormParams params) {
                 Access::kReadWrite);
   device.expose("weight", params.weight, columns, bytes, Access::kRead);
   device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
-  cuda::rms_norm(params, device);
+  device.run([&] { cuda::rms_norm(params, device); });
 }
 
 void EmulatedBackend::silu_and_mul(SiluAndMulParams params) {
@@ -123,7 +150,7 @@ void EmulatedBackend::silu_and_mul(SiluAndMulParams params) {
   const int64_t columns = params.size;
   device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, 2 * columns), bytes, Access::kRead);
   device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
-  cuda::silu_and_mul(params, device);
+  device.run([&] { cuda::silu_and_mul(params, device); });
 }
 
 void EmulatedBackend::gelu_tanh_and_mul(GeluTanhAndMulParams params) {
@@ -132,7 +159,7 @@ void EmulatedBackend::gelu_tanh_and_mul(GeluTanhAndMulParams params) {
   const int64_t columns = params.size;
   device.expose("x", params.x, matrix_span(params.num_rows, params.x_stride, 2 * columns), bytes, Access::kRead);
   device.expose("out", params.out, matrix_span(params.num_rows, params.out_stride, columns), bytes, Access::kReadWrite);
-  cuda::gelu_tanh_and_mul(params, device);
+  device.run([&] { cuda::gelu_tanh_and_mul(params, device); });
 }
 
 void EmulatedBackend::expert_mlp(ExpertMlpParams params) {
@@ -148,14 +175,14 @@ void EmulatedBackend::expert_mlp(ExpertMlpParams params) {
                 Access::kRead);
   device.expose("out", params.out, matrix_span(params.num_tokens, params.out_stride, hidden), bytes,
                 Access::kReadWrite);
-  cuda::expert_mlp(params, device);
+  device.run([&] { cuda::expert_mlp(params, device); });
 }
 
 void EmulatedBackend::copy_blocks(CopyBlocksParams params) {
   EmulatedDevice device;
   device.expose("block_pairs", params.block_pairs, 2 * params.num_pairs, sizeof(int64_t), Access::kRead);
   device.expose_caches(params, Access::kReadWrite);
-  cuda::copy_blocks(params, device);
+  device.run([&] { cuda::copy_blocks(params, device); });
 }
 
 void EmulatedBackend::add_lora(AddLoraParams params) {
@@ -185,27 +212,27 @@ void EmulatedBackend::add_lora(AddLoraParams params) {
   device.expose("row_ids", params.row_ids, params.num_row_ids, sizeof(int32_t), Access::kRead);
   device.expose("row_starts", params.row_starts, params.num_adapters + 1, sizeof(int32_t), Access::kRead);
   device.expose("scales", params.scales, int64_t{params.num_adapters} * params.num_parts, sizeof(float), Access::kRead);
-  cuda::add_lora(params, device);
+  device.run([&] { cuda::add_lora(params, device); });
 }
 
 void EmulatedBackend::prefill_attention(PrefillAttentionParams params) {
   EmulatedDevice device;
   device.expose_attention(params, params.num_tokens);
   device.expose("cu_seqlens_q", params.cu_seqlens_q, params.num_requests + 1, sizeof(int32_t), Access::kRead);
-  cuda::prefill_attention(params, device);
+  device.run([&] { cuda::prefill_attention(params, device); });
 }
 
 void EmulatedBackend::mixed_attention(PrefillAttentionParams params, int num_decodes) {
   EmulatedDevice device;
   device.expose_attention(params, params.num_tokens);
   device.expose("cu_seqlens_q", params.cu_seqlens_q, params.num_requests + 1, sizeof(int32_t), Access::kRead);
-  cuda::mixed_attention(params, num_decodes, device);
+  device.run([&] { cuda::mixed_attention(params, num_decodes, device); });
 }
 
 void EmulatedBackend::decode_attention(DecodeAttentionParams params) {
   EmulatedDevice device;
   device.expose_attention(params, params.num_requests);
-  cuda::decode_attention(params, device);
+  device.run([&] { cuda::decode_attention(params, device); });
 }
 
 }  // namespace cudaprefill::emu

@@ -4,6 +4,7 @@
 // pointer without the checked loads and stores of csrc/cuda/ptx crashes at once, as the host does with a real one.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -40,6 +41,23 @@ class DeviceMemory {
   }
   std::string explain(const void* address, size_t bytes) const;
 
+  // To a host address that resolve() has given.
+  void store(void* host, const void* data, size_t bytes);
+
+  // --- what a grid ahead has written, for blocks that have not waited for it (stream.h) ---
+  // Whether stores are remembered from now on; of at most 16 bytes each.
+  void record_writes(bool recorded) { recorded_ = recorded; }
+  // Memory is as it was before the remembered stores, and as it is after them.
+  void hide_writes();
+  void show_writes();
+  // All see them from now on.
+  void forget_writes() { writes_.clear(); }
+
+  uint64_t bytes() const;  // of all ranges
+  // Takes what all ranges hold away and leaves NaN, or -1.
+  class Contents;
+  Contents take_contents();
+
  private:
   // Bit 55 of a user space address is zero on x86-64 and on AArch64, and an address with it set is never mapped there.
   static constexpr uintptr_t kDeviceBit = uintptr_t{1} << 55;
@@ -54,7 +72,28 @@ class DeviceMemory {
   };
   uintptr_t add(const char* name, uintptr_t host, uint64_t bytes, Access access);
 
+  struct Write {
+    void* host;
+    size_t bytes;
+    std::array<uint8_t, 16> before, after;
+  };
+
   std::vector<Range> ranges_;
+  bool recorded_ = false;
+  std::vector<Write> writes_;  // oldest first
+};
+
+// What was taken away; it is put back at the latest when this ends.
+class DeviceMemory::Contents {
+ public:
+  Contents() = default;
+  Contents(Contents&&) = default;
+  ~Contents() { put_back(); }
+  void put_back();
+
+ private:
+  friend class DeviceMemory;
+  std::vector<std::pair<void*, std::vector<uint8_t>>> ranges_;  // those may overlap
 };
 
 }  // namespace cudaprefill::emu

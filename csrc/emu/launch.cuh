@@ -1,4 +1,4 @@
-// The emulation of csrc/cuda/launch.cuh: a launch runs the grid to its end.
+// The emulation of csrc/cuda/launch.cuh: a launch goes into the stream, and runs when the host synchronises.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@ struct LaunchShape {
 
 template <class Params>
 void launch(const char* name, void (*kernel)(Params), const LaunchShape& shape, const Params& params, cudaStream_t) {
-  emu::Machine::instance().run(name, shape.grid, shape.threads, shape.shared_bytes, [&] { kernel(params); });
+  emu::Machine::instance().launch(name, shape.grid, shape.threads, shape.shared_bytes, [=] { kernel(params); });
 }
 
 }  // namespace cudaprefill

@@ -51,81 +51,77 @@ Machine& Machine::instance() {
   return machine;
 }
 
-void Machine::run(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
-                  const std::function<void()>& kernel) {
+void Machine::launch(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
+                     std::function<void()> kernel) {
   check_launch(name, compute_capability_, grid, threads, shared_bytes);
-  threads_.clear();
-  kernel_name_ = name;
-  kernel_ = &kernel;
-  grid_ = grid;
-  random_.seed(seed_);
+  if (stream_.is_empty()) random_.seed(seed_);
   ++counters_.launches;
-
-  // Blocks run in no order that a kernel may rely on.
-  std::vector<uint64_t> order(uint64_t{grid.x} * grid.y * grid.z);
-  std::iota(order.begin(), order.end(), uint64_t{0});
-  std::shuffle(order.begin(), order.end(), random_);
-  for (const uint64_t block : order) {
-    block_index_ = {static_cast<unsigned>(block % grid.x), static_cast<unsigned>(block / grid.x % grid.y),
-                    static_cast<unsigned>(block / grid.x / grid.y)};
-    shared_memory_.reset(shared_bytes, threads);
-    threads_.resize(threads);
-    mbarriers_.reset(threads);
-    tensor_copies_.reset();
-    products_.reset(threads);
-    registers_.reset(threads);
-    ++counters_.blocks;
-    run_block();
-  }
+  counters_.blocks += uint64_t{grid.x} * grid.y * grid.z;
+  stream_.add({name, grid, threads, shared_bytes, std::move(kernel), launches_are_programmatic()}, random_);
 }
 
-void Machine::run_block() {
-  const auto num_threads = static_cast<unsigned>(threads_.size());
-  const unsigned num_warps = (num_threads + kWarpSize - 1) / kWarpSize;
-  warp_operations_.assign(num_warps, {});
-  for (Barrier& barrier : barriers_) barrier = {};
-  for (unsigned rank = 0; rank < num_threads; ++rank) {
-    Thread& thread = threads_[rank];
-    thread.rank = rank;
-    thread.index = {rank, 0, 0};
-    thread.state = Thread::State::kReady;
-    thread.uncommitted_copies.clear();
-    thread.copy_groups.clear();
-    thread.clock.assign(clock_size(), 0);
-    thread.clock[rank] = 1;
-    thread.fiber = std::make_unique<Fiber>([this, &thread] {
+void Machine::precede_with(std::function<void()> kernel) {
+  random_.seed(seed_);
+  stream_.add({"the kernel before", {}, 1, 0, std::move(kernel), false}, random_);
+}
+
+void Machine::begin_block(ThreadBlock& block, Index3 index) {
+  const Grid& grid = stream_.grid();
+  block.reset(index, grid.threads, grid.shared_bytes);
+  for (Thread& thread : block.threads) {
+    thread.fiber = std::make_unique<Fiber>([this, &grid, &thread] {
       try {
-        (*kernel_)();
+        grid.kernel();
       } catch (const std::exception&) {
         failure_ = std::current_exception();
       }
       thread.state = Thread::State::kDone;
     });
   }
+}
 
+bool Machine::run_block(ThreadBlock& block) {
+  block_ = &block;
+  auto& threads = block.threads;
+  block.waits_for_grids = false;
+  if (stream_.grid_ahead_is_complete()) {
+    for (Thread& thread : threads) {
+      if (thread.state == Thread::State::kAtKernelBefore) thread.state = Thread::State::kReady;
+    }
+  }
   std::vector<unsigned> ready;
   for (;;) {
     ready.clear();
     bool all_done = true;
-    for (unsigned warp = 0; warp < num_warps; ++warp) {
+    for (unsigned warp = 0; warp < block.num_warps(); ++warp) {
       bool warp_ready = false;
-      for (unsigned rank = warp * kWarpSize; rank < std::min(num_threads, (warp + 1) * kWarpSize); ++rank) {
-        warp_ready |= threads_[rank].state == Thread::State::kReady;
-        all_done &= threads_[rank].state == Thread::State::kDone;
+      for (unsigned rank = warp * kWarpSize; rank < std::min<size_t>(threads.size(), (warp + 1) * kWarpSize); ++rank) {
+        warp_ready |= threads[rank].state == Thread::State::kReady;
+        all_done &= threads[rank].state == Thread::State::kDone;
+        block.waits_for_grids |= threads[rank].state == Thread::State::kAtKernelBefore;
       }
       if (warp_ready) ready.push_back(warp);
     }
-    if (all_done) return check_end_of_block();
+    if (all_done) {
+      check_end_of_block();
+      return true;
+    }
     if (ready.empty()) {
-      if (tensor_copies_.land_one(*this)) continue;
+      if (block.tensor_copies.land_one(*this)) continue;
+      if (block.waits_for_grids) return false;
       fail_block("deadlock: " + describe_waiting());
     }
     run_warp(ready[random_() % ready.size()]);
+    if (std::exchange(gives_way_, false)) {
+      block.waits_for_grids = false;
+      return false;
+    }
   }
 }
 
 void Machine::check_end_of_block() {
-  for (const std::string& left : {tensor_copies_.unfinished(), products_.unfinished(), registers_.disagreement()}) {
+  for (const std::string& left :
+       {block_->tensor_copies.unfinished(), block_->products.unfinished(), block_->registers.disagreement()}) {
     if (!left.empty()) fail_block(left);
   }
 }
@@ -133,18 +129,17 @@ void Machine::check_end_of_block() {
 // Runs one warp until no lane of it can go on.
 void Machine::run_warp(unsigned warp) {
   const unsigned first = warp * kWarpSize;
-  const unsigned last = std::min(static_cast<unsigned>(threads_.size()), first + kWarpSize);
+  auto& threads = block_->threads;
+  const unsigned last = std::min(static_cast<unsigned>(threads.size()), first + kWarpSize);
   for (bool progress = true; progress;) {
     progress = false;
     for (unsigned rank = first; rank < last; ++rank) {
-      if (threads_[rank].state != Thread::State::kReady) continue;
+      if (threads[rank].state != Thread::State::kReady) continue;
       progress = true;
-      current_ = &threads_[rank];
+      current_ = &threads[rank];
       current_->fiber->resume();
-      if (failure_) {
-        threads_.clear();  // unwinds the other fibers
-        std::rethrow_exception(std::exchange(failure_, nullptr));
-      }
+      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+      if (gives_way_) return;
     }
   }
 }
@@ -159,7 +154,7 @@ void Machine::wait(Thread::State state, std::source_location where) {
 void Machine::warp_operation(const char* name, uint32_t mask, void* data, WarpFunction execute,
                              std::source_location where) {
   Thread& thread = *current_;
-  WarpOperation& operation = warp_operations_[thread.warp()];
+  WarpOperation& operation = block_->warp_operations[thread.warp()];
   const uint32_t lane_bit = 1u << thread.lane();
   if (!(mask & lane_bit)) fail(std::string(name) + ": the calling lane is not in its own mask", where);
   if (operation.arrived == 0) {
@@ -179,7 +174,7 @@ void Machine::warp_operation(const char* name, uint32_t mask, void* data, WarpFu
   operation.arrived = 0;
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     if ((mask >> lane & 1) && lane != thread.lane()) {
-      threads_[thread.warp() * kWarpSize + lane].state = Thread::State::kReady;
+      block_->threads[thread.warp() * kWarpSize + lane].state = Thread::State::kReady;
     }
   }
 }
@@ -195,26 +190,26 @@ void Machine::join_warp(uint32_t mask) {
 void Machine::join(const std::vector<unsigned>& ranks) {
   VectorClock joined(clock_size(), 0);
   for (const unsigned rank : ranks) {
-    const VectorClock& clock = threads_[rank].clock;
+    const VectorClock& clock = block_->threads[rank].clock;
     for (size_t i = 0; i < joined.size(); ++i) joined[i] = std::max(joined[i], clock[i]);
   }
   for (const unsigned rank : ranks) {
-    threads_[rank].clock = joined;
-    ++threads_[rank].clock[rank];
+    block_->threads[rank].clock = joined;
+    ++block_->threads[rank].clock[rank];
   }
 }
 
 void Machine::barrier(unsigned id, unsigned count, bool wait_for_others, std::source_location where) {
   Thread& thread = *current_;
   if (id >= kNamedBarriers) fail("barrier " + std::to_string(id) + " does not exist", where);
-  if (count == 0 || count % kWarpSize != 0 || count > threads_.size()) {
-    if (count != threads_.size()) {
+  if (count == 0 || count % kWarpSize != 0 || count > block_->threads.size()) {
+    if (count != block_->threads.size()) {
       fail("barrier " + std::to_string(id) + " cannot wait for " + std::to_string(count) + " of " +
-               std::to_string(threads_.size()) + " threads: not whole warps of the block",
+               std::to_string(block_->threads.size()) + " threads: not whole warps of the block",
            where);
     }
   }
-  Barrier& barrier = barriers_[id];
+  Barrier& barrier = block_->barriers[id];
   if (barrier.arrived.empty()) {
     barrier.expected = count;
     barrier.where = where;
@@ -240,7 +235,7 @@ void Machine::barrier(unsigned id, unsigned count, bool wait_for_others, std::so
     return;
   }
   for (const unsigned rank : barrier.arrived) {
-    Thread& other = threads_[rank];
+    Thread& other = block_->threads[rank];
     const bool waits = other.state == Thread::State::kAtBarrier && other.barrier == id;
     if (waits) other.state = Thread::State::kReady;
     if (!waits && !(rank == thread.rank && wait_for_others)) continue;
@@ -253,7 +248,7 @@ void Machine::barrier(unsigned id, unsigned count, bool wait_for_others, std::so
 void Machine::wait_at_mbarrier(uint32_t address, uint32_t parity, std::source_location where) {
   Thread& thread = *current_;
   for (;;) {
-    Mbarrier& mbarrier = mbarriers_.at(*this, address, "mbarrier.try_wait", where);
+    Mbarrier& mbarrier = block_->mbarriers.at(*this, address, "mbarrier.try_wait", where);
     if (mbarrier.has_ended(parity)) {
       for (size_t i = 0; i < thread.clock.size(); ++i) thread.clock[i] = std::max(thread.clock[i], mbarrier.ended[i]);
       return;
@@ -265,7 +260,7 @@ void Machine::wait_at_mbarrier(uint32_t address, uint32_t parity, std::source_lo
 }
 
 void Machine::wake_at_mbarrier(const Mbarrier& mbarrier) {
-  for (Thread& thread : threads_) {
+  for (Thread& thread : block_->threads) {
     if (thread.state == Thread::State::kAtMbarrier && thread.mbarrier == mbarrier.address &&
         mbarrier.has_ended(thread.parity)) {
       thread.state = Thread::State::kReady;
@@ -274,7 +269,7 @@ void Machine::wake_at_mbarrier(const Mbarrier& mbarrier) {
 }
 
 void Machine::set_warp_state(unsigned warp, Thread::State from, Thread::State to) {
-  for (Thread& thread : threads_) {
+  for (Thread& thread : block_->threads) {
     if (thread.warp() == warp && thread.state == from) thread.state = to;
   }
 }
@@ -291,15 +286,28 @@ void Machine::change_registers(unsigned count, bool increase, std::source_locati
       increase ? "setmaxnreg.inc" : "setmaxnreg.dec", kFullWarp, &request,
       [](Machine& machine, const auto& lanes) {
         const auto& wanted = *static_cast<Request*>(lanes[0]);
-        const std::string wrong = machine.registers_.request(machine.current_->warp(), wanted.count, wanted.increase);
+        const std::string wrong = machine.registers().request(machine.current_->warp(), wanted.count, wanted.increase);
         if (!wrong.empty()) machine.fail(wrong, wanted.where);
       },
       where);
   const unsigned warp = current_->warp();
-  for (const unsigned served : registers_.serve()) {
+  for (const unsigned served : block_->registers.serve()) {
     set_warp_state(served, Thread::State::kWantsRegisters, Thread::State::kReady);
   }
-  while (registers_.is_waiting(warp)) wait(Thread::State::kWantsRegisters, where);
+  while (block_->registers.is_waiting(warp)) wait(Thread::State::kWantsRegisters, where);
+}
+
+void Machine::wait_for_kernel_before(std::source_location where) {
+  while (!stream_.grid_ahead_is_complete()) wait(Thread::State::kAtKernelBefore, where);
+}
+
+// The block stops here, so that the next grid begins as early as it may.
+void Machine::let_next_kernel_begin() {
+  if (block_->has_triggered) return;
+  block_->has_triggered = true;
+  if (!stream_.has_dependent()) return;
+  gives_way_ = true;
+  current_->fiber->suspend();
 }
 
 void Machine::require_hopper(const char* instruction, std::source_location where) {
@@ -312,34 +320,35 @@ void Machine::require_hopper(const char* instruction, std::source_location where
 
 void Machine::fail(const std::string& what, std::source_location where) {
   std::ostringstream text;
-  text << kernel_name_ << ": block (" << block_index_.x << ", " << block_index_.y << ", " << block_index_.z
+  text << stream_.grid().name << ": block (" << block_->index.x << ", " << block_->index.y << ", " << block_->index.z
        << "), thread " << current_->rank << ", " << short_location(where) << ": " << what;
   throw Fault(text.str());
 }
 
 void Machine::fail_block(const std::string& what) {
   std::ostringstream text;
-  text << kernel_name_ << ": block (" << block_index_.x << ", " << block_index_.y << ", " << block_index_.z
+  text << stream_.grid().name << ": block (" << block_->index.x << ", " << block_->index.y << ", " << block_->index.z
        << "): " << what;
-  threads_.clear();
   throw Fault(text.str());
 }
 
 std::string Machine::describe_waiting() const {
   std::map<std::string, std::vector<unsigned>> groups;
-  for (const Thread& thread : threads_) {
+  for (const Thread& thread : block_->threads) {
     std::string where = "have ended";
     if (thread.state == Thread::State::kAtBarrier) {
       where = "wait at barrier " + std::to_string(thread.barrier) + " (" + short_location(thread.where) + ")";
     } else if (thread.state == Thread::State::kInWarpOperation) {
-      where = std::string("wait for their warp in ") + warp_operations_[thread.warp()].name + " (" +
+      where = std::string("wait for their warp in ") + block_->warp_operations[thread.warp()].name + " (" +
               short_location(thread.where) + ")";
     }
     if (thread.state == Thread::State::kAtMbarrier) {
-      where =
-          "wait at " + mbarriers_.describe(thread.mbarrier, thread.parity) + " (" + short_location(thread.where) + ")";
+      where = "wait at " + block_->mbarriers.describe(thread.mbarrier, thread.parity) + " (" +
+              short_location(thread.where) + ")";
+    } else if (thread.state == Thread::State::kAtKernelBefore) {
+      where = "wait for the kernel before (" + short_location(thread.where) + ")";
     } else if (thread.state == Thread::State::kWantsRegisters) {
-      where = "wait for " + registers_.describe(thread.warp()) + " (" + short_location(thread.where) + ")";
+      where = "wait for " + block_->registers.describe(thread.warp()) + " (" + short_location(thread.where) + ")";
     }
     groups[where].push_back(thread.rank);
   }

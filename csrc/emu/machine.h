@@ -1,4 +1,5 @@
-// The emulated machine: runs a grid block by block, a block as fibers, one a thread, grouped into warps of 32.
+// The emulated machine: runs grids block by block (stream.h says which next), a block as fibers, one a thread, grouped
+// into warps of 32.
 //
 // A thread runs until it waits: for its warp (shuffle, vote, ldmatrix, mma, __syncwarp), at a barrier of the block, at
 // an mbarrier, or for registers. A tensor copy lands when no thread can go on without one. Which warp goes on next is
@@ -17,48 +18,10 @@
 #include <vector>
 
 #include "csrc/emu/device_memory.h"
-#include "csrc/emu/fiber.h"
-#include "csrc/emu/mbarriers.h"
-#include "csrc/emu/registers.h"
-#include "csrc/emu/shared_memory.h"
-#include "csrc/emu/tensor_copies.h"
-#include "csrc/emu/warpgroup_products.h"
+#include "csrc/emu/stream.h"
+#include "csrc/emu/thread_block.h"
 
 namespace cudaprefill::emu {
-
-constexpr unsigned kWarpSize = 32;
-constexpr unsigned kNamedBarriers = 16;
-
-struct Index3 {
-  unsigned x = 1, y = 1, z = 1;
-};
-
-// A copy that cp.async has issued and no wait has finished yet. It reads its source only when it lands.
-struct AsyncCopy {
-  uint32_t destination;
-  const void* source;  // host address; null for a copy of zeros only
-  uint32_t bytes;      // written to shared memory
-  uint32_t valid;      // read from the source; zeros follow
-  std::source_location where;
-};
-
-struct Thread {
-  enum class State { kReady, kInWarpOperation, kAtBarrier, kAtMbarrier, kWantsRegisters, kDone };
-
-  unsigned rank;
-  Index3 index;
-  State state = State::kReady;
-  VectorClock clock;
-  std::source_location where;  // of the operation that it waits for
-  unsigned barrier = 0;
-  uint32_t mbarrier = 0, parity = 0;  // that it waits for
-  std::vector<AsyncCopy> uncommitted_copies;
-  std::vector<std::vector<AsyncCopy>> copy_groups;  // oldest first
-  std::unique_ptr<Fiber> fiber;
-
-  unsigned lane() const { return rank % kWarpSize; }
-  unsigned warp() const { return rank / kWarpSize; }
-};
 
 struct LaunchLimits {
   unsigned max_grid_x = 2147483647, max_grid_yz = 65535, max_threads = 1024;
@@ -95,20 +58,32 @@ class Machine {
   int compute_capability() const { return compute_capability_; }
   Counters& counters() { return counters_; }
 
-  // Runs `kernel` to its end on every thread of the grid. Raises Fault.
-  void run(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
-           const std::function<void()>& kernel);
+  // Whether kernels may begin before the one ahead is complete.
+  bool launches_are_programmatic() const { return compute_capability_ >= 90; }
+  // Puts a launch of `kernel` into the stream. Raises Fault if it is invalid.
+  void launch(const std::string& name, Index3 grid, unsigned threads, size_t shared_bytes,
+              std::function<void()> kernel);
+  // Puts a kernel of one thread into the stream that is nobody's launch: it stands for what came before.
+  void precede_with(std::function<void()> kernel);
+  // Runs what is in the stream to its end. Raises Fault.
+  void synchronise() { stream_.run(*this); }
+  void drop_launches() { stream_.clear(); }
+
+  // --- called by the stream ----------------------------------------------------------------------------------------
+  void begin_block(ThreadBlock& block, Index3 index);
+  // Until it has ended (true), waits for the grids ahead, or has let the next grid begin.
+  bool run_block(ThreadBlock& block);
 
   // --- called by kernels, on a fiber -------------------------------------------------------------------------------
   Thread& current() { return *current_; }
-  Index3 block_index() const { return block_index_; }
-  Index3 grid_size() const { return grid_; }
-  unsigned num_threads() const { return static_cast<unsigned>(threads_.size()); }
-  SharedMemory& shared_memory() { return shared_memory_; }
-  Mbarriers& mbarriers() { return mbarriers_; }
-  TensorCopies& tensor_copies() { return tensor_copies_; }
-  WarpgroupProducts& products() { return products_; }
-  RegisterPool& registers() { return registers_; }
+  Index3 block_index() const { return block_->index; }
+  Index3 grid_size() const { return stream_.grid().size; }
+  unsigned num_threads() const { return static_cast<unsigned>(block_->threads.size()); }
+  SharedMemory& shared_memory() { return block_->shared_memory; }
+  Mbarriers& mbarriers() { return block_->mbarriers; }
+  TensorCopies& tensor_copies() { return block_->tensor_copies; }
+  WarpgroupProducts& products() { return block_->products; }
+  RegisterPool& registers() { return block_->registers; }
   uint64_t seed() const { return seed_; }
   std::mt19937_64& random() { return random_; }
 
@@ -128,6 +103,12 @@ class Machine {
   // setmaxnreg by the whole warp.
   void change_registers(unsigned count, bool increase, std::source_location where);
 
+  // griddepcontrol.wait and .launch_dependents.
+  void wait_for_kernel_before(std::source_location where);
+  void let_next_kernel_begin();
+  // Whether kernels ahead in the stream may still write what this block reads.
+  bool is_early() const { return stream_.is_early(); }
+
   // Fails unless the device is of compute capability 9.0.
   void require_hopper(const char* instruction, std::source_location where);
 
@@ -142,22 +123,8 @@ class Machine {
   }
 
  private:
-  struct WarpOperation {
-    const char* name = nullptr;
-    uint32_t mask = 0, arrived = 0;
-    std::source_location where;
-    std::array<void*, kWarpSize> lanes{};
-  };
-  struct Barrier {
-    unsigned expected = 0;
-    std::vector<unsigned> arrived;  // ranks, those that do not wait included
-    VectorClock clock;              // of them, each as it was when it came
-    std::source_location where;
-  };
-
-  void run_block();
   void check_end_of_block();
-  size_t clock_size() const { return threads_.size() + Mbarriers::kMost; }
+  size_t clock_size() const { return block_->threads.size() + Mbarriers::kMost; }
   void run_warp(unsigned warp);
   void wait(Thread::State state, std::source_location where);
   void join(const std::vector<unsigned>& ranks);
@@ -170,18 +137,10 @@ class Machine {
   int compute_capability_ = 80;
   Counters counters_;
 
-  std::string kernel_name_;
-  Index3 grid_, block_index_;
-  const std::function<void()>* kernel_ = nullptr;
-  SharedMemory shared_memory_;
-  Mbarriers mbarriers_;
-  TensorCopies tensor_copies_;
-  WarpgroupProducts products_;
-  RegisterPool registers_;
-  std::vector<Thread> threads_;
-  std::vector<WarpOperation> warp_operations_;
-  std::array<Barrier, kNamedBarriers> barriers_;
+  Stream stream_;
+  ThreadBlock* block_ = nullptr;  // that runs
   Thread* current_ = nullptr;
+  bool gives_way_ = false;  // the block stops, though its threads could go on
   std::exception_ptr failure_;
   std::mt19937_64 random_;
 };

@@ -16,6 +16,8 @@ spec.loader.exec_module(machine_code)
 
 LISTING = """
         /*0000*/                   S2R R0, SR_TID.X ;                    /* 0x0000000000007919 */
+        /*0004*/                   ACQBULK ;                             /* 0x000000000000782e */
+        /*0008*/                   PREEXIT ;                             /* 0x000000000000782d */
         /*0010*/                   USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8 ;  /* 0x000000e8000079c8 */
         /*0020*/                   HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24, gsb0 ;  /* 0x01e0000004187df0 */
         /*0030*/                   HGMMA.64x128x16.F32.BF16 R24, R152, gdesc[UR8], R24 ;  /* 0x01e00000081879f0 */
@@ -63,6 +65,9 @@ def test_a_kernel_with_all_that_it_is_there_for_has_no_problems():
         ("LDG.E.128 R200", "LDL.128 R200", "1 LDL in the machine code"),
         ("R200", "R230", "the consumer uses 234 registers and has 232"),
         ("R30", "R40", "the producer uses 42 registers and has 40"),
+        ("ACQBULK", "NOP", "no ACQBULK in the machine code"),
+        ("PREEXIT", "NOP", "no PREEXIT in the machine code"),
+        ("S2R R0, SR_TID.X", "LDG.E R0, [R2.64]", "LDG before ACQBULK"),
     ],
 )
 def test_what_a_kernel_lacks_or_has_too_much_is_named(before, after, problem):
@@ -78,7 +83,9 @@ def test_the_variant_by_cp_async_has_no_tensor_copies():
 
 
 DECODE = """
-        /*0000*/              @UP1 UTMALDG.5D [UR16], [UR10] ;           /* 0x0000001610007fb4 */
+        /*0000*/                   ACQBULK ;                             /* 0x000000000000782e */
+        /*0008*/                   PREEXIT ;                             /* 0x000000000000782d */
+        /*000c*/              @UP1 UTMALDG.5D [UR16], [UR10] ;           /* 0x0000001610007fb4 */
         /*0010*/                   LDSM.16.M88.4 R8, [R2] ;              /* 0x000000000208783b */
         /*0020*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;  /* 0x0000000c0804723c */
         /*0030*/                   EXIT ;                                /* 0x000000000000794d */
@@ -100,5 +107,10 @@ def test_a_decode_multiplies_what_tensor_copies_bring(before, after, problems):
     assert found == expected
 
 
-def test_a_merge_needs_nothing_in_particular():
-    assert machine_code.problems_of("merge_decode_sm90_kernel<Half, 64>", read(DECODE)) == []
+def test_other_kernels_need_nothing_but_their_place_in_the_stream():
+    name = "merge_decode_sm90_kernel<Half, 64>"
+    assert machine_code.problems_of(name, read(DECODE)) == []
+    assert machine_code.problems_of(name, read(DECODE.replace("ACQBULK", "NOP"))) == [
+        f"{name}: no ACQBULK in the machine code",
+        f"{name}: UTMALDG before ACQBULK",
+    ]

@@ -26,3 +26,20 @@ def test_every_ptx_header_has_its_emulation(header: str):
     emulated = (CSRC / "emu/ptx" / header).read_text()
     assert functions
     assert {name for name in functions if not re.search(rf"\b{name}\(", emulated)} == set()
+
+
+KERNEL = re.compile(r"__global__ void[^{;]*?(\w+)\((?:const __grid_constant__ )?\w+ \w+\) \{\n(.*?)\n}\n", re.S)
+
+
+def test_every_kernel_enters_the_stream_before_it_touches_global_memory():
+    bodies = {}
+    for path in (CSRC / "cuda").rglob("*.cu*"):
+        text = path.read_text()
+        found = KERNEL.findall(text)
+        assert len(found) == text.count("__global__ void"), path
+        bodies.update(found)
+    assert len(bodies) > 20
+    for name, body in bodies.items():
+        before, entered, _ = body.partition("  enter_stream();\n")
+        assert entered, name
+        assert not re.search(r"_global\(|load_vector|store_vector|copy_\w*async|^  (if .*)?return", before, re.M), name

@@ -264,6 +264,7 @@ void bind(py::module_& m, const char* name, void (*kernel)(Probe), unsigned thre
         memory.clear();
         const Probe probe{memory.expose("out", out.mutable_data(), out.nbytes(), emu::Access::kReadWrite), choice};
         launch(name, kernel, {dim3{1, 1, 1}, threads, 2048}, probe, nullptr);
+        emu::Machine::instance().synchronise();
       },
       py::arg("out"), py::arg("choice") = 0);
 }
@@ -288,6 +289,7 @@ void bind_tensor(py::module_& m, const char* name, void (*kernel)(TensorProbe), 
         std::copy(first.begin(), first.end(), probe.first.begin());
         probe.out = memory.expose("out", out.mutable_data(), out.nbytes(), emu::Access::kReadWrite);
         launch(name, kernel, {dim3{1, 1, 1}, threads, kDataAt + 32 * 1024}, probe, nullptr);
+        emu::Machine::instance().synchronise();
       },
       py::arg("source"), py::arg("extent"), py::arg("stride_bytes"), py::arg("box"), py::arg("swizzle"),
       py::arg("first"), py::arg("out"), py::arg("choice") = 0);
@@ -326,6 +328,7 @@ PYBIND11_MODULE(_hopper_probes, m) {
                                           : product_kernel<BFloat16>(columns, a.has_value(), transposed);
         const auto shared_bytes = kDataAt + static_cast<size_t>(image.nbytes());
         launch("product", kernel, {dim3{1, 1, 1}, 128, shared_bytes}, probe, nullptr);
+        emu::Machine::instance().synchronise();
       },
       py::arg("image"), py::arg("a"), py::arg("fragments"), py::arg("b"), py::arg("columns"), py::arg("half"),
       py::arg("transposed"), py::arg("out"), py::arg("choice") = 0);

@@ -208,6 +208,7 @@ void bind(py::module_& m, const char* name, void (*kernel)(Probe), unsigned defa
         const Probe probe{memory.expose("in", in.data(), in.nbytes(), emu::Access::kRead),
                           memory.expose("out", out.mutable_data(), out.nbytes(), emu::Access::kReadWrite), choice};
         launch(name, kernel, {dim3{1, 1, 1}, threads, kSharedBytes}, probe, nullptr);
+        emu::Machine::instance().synchronise();
       },
       py::arg("input"), py::arg("out"), py::arg("choice") = 0, py::arg("threads") = default_threads);
 }
@@ -221,6 +222,7 @@ PYBIND11_MODULE(_probes, m) {
   m.def("set_seed", [](uint64_t seed) { emu::Machine::instance().set_seed(seed); });
   m.def("launch", [](unsigned x, unsigned y, unsigned threads, size_t shared_bytes) {
     launch("nothing", +[](int) {}, {dim3{x, y, 1}, threads, shared_bytes}, 0, nullptr);
+    emu::Machine::instance().synchronise();
   });
   bind(m, "neighbours", neighbours);
   bind(m, "overwrite_after_read", overwrite_after_read);

@@ -18,12 +18,20 @@ from tests.cuda.test_attention import half_batch
 from tests.emu.mutants import MUTANTS, Mutant
 from tests.ops.attention_calls import attend, decode, prefill
 from tests.ops.attention_reference import FLOAT8, assert_as_exact_as_torch, in_float8
+from tests.ops.expert_cases import expert_case
 from tests.ops.lora_cases import LoraCase, lora_case
 
 
 def chunks(device):
     device.set_num_multiprocessors(1)  # two thread blocks, so that one takes several items
     batch = half_batch([40, 3, 0, 90], [140, 3, 0, 90], num_q_heads=2, num_kv_heads=1)
+    assert_as_exact_as_torch(prefill(batch), batch)
+
+
+def parts(device):
+    """A tile whose keys are shared out over thread blocks."""
+    device.set_num_multiprocessors(8)
+    batch = half_batch([40], [900], num_q_heads=2, num_kv_heads=1)
     assert_as_exact_as_torch(prefill(batch), batch)
 
 
@@ -168,6 +176,41 @@ def float8_writes(device):
         assert torch.equal(stored, in_float8(numbers, ones)[0, 0].float()), f"stored as {stored}"
 
 
+def experts(device):
+    """More than a tile of pairs for one expert, and experts without any."""
+    device.set_num_multiprocessors(2)
+    expert_case(90, 6, 2, hidden=136, inner=72, dtype=torch.bfloat16).check()
+
+
+def norms(device):
+    x, weight = torch.randn(3, 64), torch.randn(64)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (64,), weight, 1e-5))
+
+
+def rope(device):
+    """A turn of half a circle."""
+    k_cache, v_cache = torch.zeros(2, 1, 1, 16, 64)
+    q, k, v = torch.randn(3, 1, 1, 64)
+    expected = -q
+    cos_sin = torch.tensor([[-1.0] * 32 + [0.0] * 32])
+    ops.rope_write_kv(q, k, v, cos_sin, torch.tensor([0]), k_cache, v_cache, torch.tensor([5]))
+    torch.testing.assert_close(q, expected)
+    torch.testing.assert_close(k_cache[0, 0, 5], -k[0, 0])
+
+
+def overlapping(case, device):
+    """A device whose kernels begin early, and the kernels that all devices have."""
+    device.set_compute_capability(90)
+    device.set_prefill_kernel("mma")
+    device.set_decode_kernel("async")
+    try:
+        case(device)
+    finally:
+        device.set_compute_capability(80)
+        device.set_prefill_kernel("best")
+        device.set_decode_kernel("best")
+
+
 CASES = {
     "an exact table": an_exact_table,
     "chunks": chunks,
@@ -184,6 +227,11 @@ CASES = {
     "float8 nan": float8_nan,
     "float8 writes": float8_writes,
     "hopper float8 decodes": partial(float8_decodes, capability=90, head_size=128),
+    "experts": experts,
+    **{
+        f"{case.__name__}, overlapping": partial(overlapping, case)
+        for case in (chunks, parts, decodes, splits, lora, experts, norms, rope)
+    },
     "hopper chunks": hopper_chunks,
     "hopper, an exact table": partial(hopper_chunks, exact_table=True),
     "hopper mixed": hopper_mixed,

@@ -19,6 +19,7 @@
 #include "csrc/cuda/attention/softmax.cuh"
 #include "csrc/cuda/attention/tile.cuh"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/ops/params.h"
 
 namespace cudaprefill {
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(DecodeTraits<head_size, Kv>::kWarps* kWarpSize
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const DecodeBlock block = DecodeBlock::of(launch, blockIdx.x, launch.num_splits);
 
+  enter_stream();
   // --- the keys of this split: whole pieces, the same number for every split ---
   const int last_key = ptx::load_global(params.context_lens + block.request);
   const int first_key = params.window > 0 ? max(0, last_key - params.window) : 0;
@@ -248,6 +250,7 @@ template <class Element, int head_size>
 __global__ void __launch_bounds__(kMergeThreads) merge_decode_kernel(const __grid_constant__ DecodeLaunch launch) {
   const DecodeBlock block = DecodeBlock::of(launch, blockIdx.x, 1);
   const int64_t first_part = int64_t{blockIdx.x} * launch.num_splits;
+  enter_stream();
   for (int i = threadIdx.x; i < block.num_heads * (head_size / 2); i += kMergeThreads) {
     const int row = i / (head_size / 2), element = i % (head_size / 2) * 2;
     const float2 merged = merge_parts(launch.partials, first_part, 1, launch.num_splits, row, element);

@@ -10,6 +10,7 @@
 #include "csrc/cuda/attention/softmax.cuh"
 #include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/cuda/vector.cuh"
 
 namespace cudaprefill {
@@ -59,6 +60,7 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
   const PrefillAttentionParams& params = launch.op;
   const int lane = threadIdx.x % kWarpSize;
   const int64_t work = int64_t{blockIdx.x} * (kThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  enter_stream();
   if (work >= params.num_tokens * params.num_q_heads) return;
   const auto token = static_cast<int>(work / params.num_q_heads);
   const int head = static_cast<int>(work - int64_t{token} * params.num_q_heads);

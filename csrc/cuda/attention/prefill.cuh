@@ -27,6 +27,7 @@
 #include "csrc/cuda/attention/tile.cuh"
 #include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/ops/params.h"
 
 namespace cudaprefill {
@@ -253,6 +254,7 @@ __device__ void run_prefill_item(const PrefillLaunch& launch, const PrefillItem&
 template <class Element, int head_size, class Kv>
 __global__ void __launch_bounds__(kPrefillThreads)
     prefill_attention_kernel(const __grid_constant__ PrefillLaunch launch) {
+  enter_stream();
   for (int i = blockIdx.x;; i += gridDim.x) {
     const int num_items = ptx::load_global(&launch.counts->num_items);  // once more, for registers are short
     if (i >= num_items * launch.op.num_kv_heads) return;
@@ -268,6 +270,7 @@ __global__ void __launch_bounds__(kPrefillThreads)
 // Merges the parts of split tiles. Grid: (bound of the split tiles, KV heads).
 template <class Element, int head_size>
 __global__ void __launch_bounds__(kPrefillThreads) merge_prefill_kernel(const __grid_constant__ PrefillLaunch launch) {
+  enter_stream();
   if (static_cast<int>(blockIdx.x) >= ptx::load_global(&launch.counts->num_split_tiles)) return;
   const PrefillAttentionParams& params = launch.op;
   const int4 words = ptx::load_global(reinterpret_cast<const int4*>(launch.split_tiles + blockIdx.x));

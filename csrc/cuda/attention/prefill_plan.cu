@@ -7,6 +7,7 @@
 
 #include "csrc/cuda/attention/prefill_plan.h"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 namespace {
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(kThreads) plan_prefill_kernel(const __grid_con
   ptx::store_shared(bucket(threadIdx.x), 0u);
   __syncthreads();
 
+  enter_stream();
   // --- the even share of a thread block, in tiles of keys: no item is longer ---
   uint32_t own_total = 0;
   for_each_tile(plan, [&](int, int, TileClass, KeyRange, int tiles) { own_total += tiles; });

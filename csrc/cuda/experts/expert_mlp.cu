@@ -11,6 +11,7 @@
 #include "csrc/cuda/experts/products.cuh"
 #include "csrc/cuda/experts/routing.cuh"
 #include "csrc/cuda/kernels.h"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/cuda/vector.cuh"
 
 namespace cudaprefill {
@@ -28,6 +29,7 @@ __global__ void __launch_bounds__(kPlainThreads) plain_expert_kernel(const __gri
   const int output = static_cast<int>(blockIdx.y) * (kPlainThreads / kWarpSize) + threadIdx.x / kWarpSize;
   const int num_outputs = gated ? params.inner_size : params.hidden_size;
   const int depth = gated ? params.hidden_size : params.inner_size;
+  enter_stream();
   if (output >= num_outputs) return;
   const int64_t expert = ptx::load_global(launch.experts + pair);
   const float* input = gated ? static_cast<const float*>(params.x) + pair / params.num_chosen * params.x_stride
@@ -62,6 +64,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_experts_kernel(const __grid_c
   const ExpertMlpParams& params = launch.op;
   const int64_t token = blockIdx.x;
   const int column = (static_cast<int>(blockIdx.y) * kSumThreads + threadIdx.x) * kVector;
+  enter_stream();
   if (column >= params.hidden_size) return;
   float sum[kVector] = {};
   for (int choice = 0; choice < params.num_chosen; ++choice) {

@@ -19,6 +19,7 @@
 #include "csrc/cuda/attention/products.cuh"
 #include "csrc/cuda/experts/experts.h"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(kProductThreads) expert_product_kernel(const _
   constexpr int kCopies = kExpertRows / kCopyRows;
   static_assert(kExpertRows == kWeightRows);
   const ExpertMlpParams& params = launch.op;
+  enter_stream();
   const int4 tile = ptx::load_global(reinterpret_cast<const int4*>(launch.tiles + blockIdx.x));
   const int expert = tile.x, first = tile.y, count = tile.z;
   if (count == 0) return;

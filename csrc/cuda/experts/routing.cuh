@@ -8,6 +8,7 @@
 
 #include "csrc/cuda/experts/experts.h"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kRouteThreads) route_experts_kernel(const __gr
   const ExpertMlpParams& params = launch.op;
   const int lane = threadIdx.x % kWarpSize;
   const int64_t token = int64_t{blockIdx.x} * (kRouteThreads / kWarpSize) + threadIdx.x / kWarpSize;
+  enter_stream();
   if (token >= params.num_tokens) return;
   const Element* logits = static_cast<const Element*>(params.router_logits) + token * params.logits_stride;
 
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_experts_kernel(const __grid
   const uint32_t counters = ptx::shared_base(), scratch = counters + 4 * kMaxExperts;
   const auto counter = [&](int of) { return counters + 4 * of; };
   ptx::store_shared(counter(expert), 0u);
+  enter_stream();
   __syncthreads();  // zeroed by all
   for (int pair = threadIdx.x; pair < launch.num_pairs; pair += kSortThreads) {
     ptx::atomic_add_shared(counter(ptx::load_global(launch.experts + pair)), 1);

@@ -8,6 +8,7 @@
 #include "csrc/cuda/kernels.h"
 #include "csrc/cuda/lora/lora.h"
 #include "csrc/cuda/lora/tile.cuh"
+#include "csrc/cuda/stream_order.cuh"
 #include "csrc/cuda/vector.cuh"
 
 namespace cudaprefill {
@@ -19,6 +20,7 @@ constexpr int kThreads = 128;
 __global__ void __launch_bounds__(kThreads) plain_lora_shrink_kernel(const __grid_constant__ LoraLaunch launch) {
   const AddLoraParams& params = launch.op;
   const int lane = threadIdx.x % kWarpSize;
+  enter_stream();
   const LoraTile tile = lora_tile<1>(params, blockIdx.x);
   if (tile.count == 0) return;
   const int number = blockIdx.y;
@@ -47,6 +49,7 @@ __global__ void __launch_bounds__(kThreads) plain_lora_shrink_kernel(const __gri
 // A thread makes one output. Grid: (rows, outputs / kThreads).
 __global__ void __launch_bounds__(kThreads) plain_lora_expand_kernel(const __grid_constant__ LoraLaunch launch) {
   const AddLoraParams& params = launch.op;
+  enter_stream();
   const LoraTile tile = lora_tile<1>(params, blockIdx.x);
   if (tile.count == 0) return;
   const int64_t output = int64_t{blockIdx.y} * kThreads + threadIdx.x;

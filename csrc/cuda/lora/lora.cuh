@@ -17,6 +17,7 @@
 #include "csrc/cuda/attention/products.cuh"
 #include "csrc/cuda/lora/lora.h"
 #include "csrc/cuda/lora/tile.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(kShrinkThreads) lora_shrink_kernel(const __gri
   const AddLoraParams& params = launch.op;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int group = lane / 4, quarter = lane % 4;  // g and t of ptx/matrix.cuh
+  enter_stream();
   const LoraTile tile = lora_tile<kShrinkRows>(params, blockIdx.x);
   if (tile.count == 0) return;
   const int number = blockIdx.y;
@@ -118,6 +120,7 @@ template <class Element>
 __global__ void __launch_bounds__(kExpandThreads) lora_expand_kernel(const __grid_constant__ LoraLaunch launch) {
   const AddLoraParams& params = launch.op;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  enter_stream();
   const LoraTile tile = lora_tile<kExpandRows>(params, blockIdx.x);
   if (tile.count == 0) return;
   // The tiles of outputs of all parts, one part after the other.

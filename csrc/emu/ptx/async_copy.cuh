@@ -1,5 +1,6 @@
 // The emulation of csrc/cuda/ptx/async_copy.cuh. A copy lands as late as the waits allow, and it reads its source only
-// then: what the hardware may do at any moment in between, this does at the worst one.
+// then: what the hardware may do at any moment in between, this does at the worst one. Where kernels ahead may still
+// write the source, the worst moment to read it is the first.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +23,12 @@ inline void copy_async_16(uint32_t destination, const void* source, bool valid,
   }
   const std::string wrong = machine.shared_memory().begin_copy(destination, 16, machine.accessor(where));
   if (!wrong.empty()) machine.fail(wrong, where);
-  machine.current().uncommitted_copies.push_back({destination, host, 16, valid ? 16u : 0u, where});
+  emu::AsyncCopy copy{destination, host, {}, where};
+  if (host && machine.is_early()) {
+    std::memcpy(copy.data.data(), host, copy.data.size());
+    copy.source = nullptr;
+  }
+  machine.current().uncommitted_copies.push_back(copy);
 }
 
 inline void commit_copies() {
@@ -37,10 +43,9 @@ void wait_for_copies() {
   auto& groups = machine.current().copy_groups;
   while (groups.size() > pending) {
     for (const emu::AsyncCopy& copy : groups.front()) {
-      uint8_t data[16] = {};
-      if (copy.source) std::memcpy(data, copy.source, copy.valid);
+      const void* data = copy.source ? copy.source : copy.data.data();
       const std::string wrong =
-          machine.shared_memory().finish_copy(copy.destination, copy.bytes, data, machine.accessor(copy.where));
+          machine.shared_memory().finish_copy(copy.destination, 16, data, machine.accessor(copy.where));
       if (!wrong.empty()) machine.fail(wrong, copy.where);
     }
     groups.erase(groups.begin());

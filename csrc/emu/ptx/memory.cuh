@@ -32,7 +32,7 @@ void store_global(T* address, const T& value, std::source_location where = std::
         "invalid global write of " + std::to_string(sizeof(T)) + " bytes: " + memory.explain(address, sizeof(T)),
         where);
   }
-  std::memcpy(host, &value, sizeof(T));
+  memory.store(host, &value, sizeof(T));
 }
 
 inline uint32_t shared_base() { return emu::SharedMemory::kBase; }

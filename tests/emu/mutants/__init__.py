@@ -1,6 +1,6 @@
 """Kernels with one fault each, a file a family of kernels. test_mutants.py must see every one of them fail."""
 
-from . import attention, float8, hopper_decode, hopper_prefill, lora
+from . import attention, experts, float8, hopper_decode, hopper_prefill, lora, stream_order
 from .mutant import Mutant
 
 FAMILIES = {
@@ -9,6 +9,8 @@ FAMILIES = {
     "hopper_prefill": hopper_prefill.MUTANTS,
     "hopper_decode": hopper_decode.MUTANTS,
     "lora": lora.MUTANTS,
+    "experts": experts.MUTANTS,
+    "stream_order": stream_order.MUTANTS,
 }
 MUTANTS = {mutant.name: mutant for mutants in FAMILIES.values() for mutant in mutants}
 

@@ -18,10 +18,10 @@ class Mutant:
     caught_by: str
     report: str  # a regular expression that the failure matches
     folder: str
-    instance: str  # the object file that is compiled anew; all others are those of the real kernels
+    instance: str  # the source that is compiled anew, generated or in `folder`; all others are of the real kernels
 
-    def write(self, source_root: Path, directory: Path) -> None:
-        """Writes a copy of csrc/cuda with the fault in it under `directory`."""
+    def write(self, source_root: Path, directory: Path, generated: Path) -> None:
+        """Writes a copy of csrc/cuda with the fault in it under `directory`, and beside it the source to compile."""
         original_tree, tree = source_root / "csrc/cuda", directory / "csrc/cuda"
         shutil.rmtree(tree, ignore_errors=True)
         shutil.copytree(original_tree, tree)
@@ -33,4 +33,6 @@ class Mutant:
                 f"mutant {self.name}: {self.folder}/{self.file} has {places} places, not 1, that read\n{self.original}"
             )
         path.write_text(text.replace(self.original, self.replacement))
+        instance = generated / f"{self.instance}.cu"
+        shutil.copy(instance if instance.exists() else tree / self.folder / instance.name, directory)
         shutil.rmtree(tree / "ptx")  # the machine has its own

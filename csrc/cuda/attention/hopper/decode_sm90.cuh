@@ -22,6 +22,7 @@
 #include "csrc/cuda/attention/hopper/decode_line.cuh"
 #include "csrc/cuda/attention/kv_fragments.cuh"
 #include "csrc/cuda/attention/products.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 
@@ -169,6 +170,7 @@ __global__ void __launch_bounds__(HopperDecodeTraits<head_size, Kv>::kThreads, 1
     for (int stage = 0; stage < Traits::kStages; ++stage) ptx::mbarrier_init(ring.full(stage), 1);
     ptx::fence_mbarrier_init();
   }
+  enter_stream();
   const DecodeLine line = lay_out_line<Traits::kThreads>(launch, shared + Traits::kLineAt, shared + Traits::kScratchAt);
 
   // Neighbouring shares are on different multiprocessors, so that a short line is spread over all of them.

@@ -10,6 +10,7 @@
 
 #include "csrc/cuda/attention/hopper/decode_launch.h"
 #include "csrc/cuda/attention/hopper/decode_line.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 
@@ -49,6 +50,7 @@ __global__ void __launch_bounds__(kHopperMergeThreads)
   const int request = blockIdx.x / rows, row_of_request = blockIdx.x - request * rows;
   const int kv_head = row_of_request / launch.row_tiles, row_tile = row_of_request - kv_head * launch.row_tiles;
   const int row = blockIdx.y;
+  enter_stream();
   if (row >= min(kDecodeRows, launch.group - row_tile * kDecodeRows)) return;
 
   const int before = ptx::load_global(launch.pieces_before + request);

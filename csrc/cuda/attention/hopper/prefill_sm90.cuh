@@ -22,6 +22,7 @@
 #include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/hopper/produce.cuh"
 #include "csrc/cuda/reduce.cuh"
+#include "csrc/cuda/stream_order.cuh"
 
 namespace cudaprefill {
 
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
                            Traits::kConsumers * kWarpsOfGroup);
   }
   __syncthreads();
+  enter_stream();
   if (warpgroup == 0) {
     ptx::decrease_registers_to<Traits::kProducerRegisters>();
     if constexpr (copies == KvCopies::kTensor) {
