@@ -162,8 +162,7 @@ __device__ __forceinline__ void gather_narrow(const PrefillMemory<head_size>& me
 //     softmax      |      P0             P1             P2
 //
 // S1 needs nothing of P0, so it is issued first; O0 += P0 V0 follows it, and P1 is computed when S1 is there. Scores
-// and weights are then in registers at once: at head size 64, whose three consumers have 160 each, they are not
-// (kOverlap), and the consumers only overlap with one another.
+// and weights are then in registers at once.
 template <class Element, int head_size>
 __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory, int warp_row,
                         int lane) {
@@ -264,7 +263,7 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
         release_values(step);
         step.advance();
       }
-    } else if constexpr (Traits::kOverlap) {
+    } else {
       wait_for_keys();
       turns.take();
       issue_scores(warp_row / kWarpgroupRows * kWarpgroupRows);
@@ -293,22 +292,6 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       issue_out(step.before());
       ptx::wait_for_products<0>();
       release_values(step.before());
-    } else {
-      for (int key = view.first_key; key < view.last_key; key += kKeys) {
-        wait_for_keys();
-        turns.take();
-        issue_scores(warp_row / kWarpgroupRows * kWarpgroupRows);
-        turns.pass();
-        ptx::wait_for_products<0>();
-        release_keys();
-        weigh(key, correction);
-        OnlineSoftmax::rescale(out, correction);
-        pack();
-        issue_out(step);
-        ptx::wait_for_products<0>();
-        release_values(step);
-        step.advance();
-      }
     }
 
     softmax.finish();

@@ -22,12 +22,12 @@ template <int head_size>
 struct HopperPrefillTraits {
   static constexpr int kConsumers = head_size == 64 ? 3 : 2;  // warpgroups, 64 rows each
   static constexpr int kRows = kConsumers * kWarpgroupRows;
-  static constexpr int kKeys = head_size == 256 ? 80 : 128;  // a whole number of pages
+  // A whole number of pages; as many as there are registers for the scores and the weights of two tiles at once.
+  static constexpr int kKeys = head_size == 64 ? 112 : head_size == 128 ? 128 : 80;
   static constexpr int kPages = kKeys / kPageRows;
   static constexpr int kStages = 2;                              // of keys, and of values
   static constexpr int kQueryStages = head_size == 256 ? 1 : 2;  // as memory has room
   static constexpr bool kInTurns = head_size <= 128;             // consumers share the tensor cores by turns
-  static constexpr bool kOverlap = kConsumers == 2;              // of the softmax with the products of the next step
   static constexpr bool kNarrowTiles = hopper_has_narrow_tiles(head_size);
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
 
