@@ -51,6 +51,7 @@ cuda: $(VENV)/built $(VENV)/cuda-tools
 # can be asked for by itself, where a command may not last as long as all of them.
 GPU_BUILD := build/gpu
 GPU_SECONDS ?= 420
+SANITIZER ?= $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
 gpu-check: gpu-build gpu-test gpu-bench gpu-sanitize
 
 gpu-build:
@@ -64,7 +65,7 @@ gpu-bench: gpu-build
 	PYTHONPATH=python $(PYTHON) -m benchmarks.attention --seconds $(GPU_SECONDS) --choose-kernels
 
 gpu-sanitize: gpu-build
-	compute-sanitizer --error-exitcode 1 $(PYTHON) -m pytest -q -m gpu tests/cuda/test_elementwise.py \
+	$(SANITIZER) --error-exitcode 1 $(PYTHON) -m pytest -q -m gpu tests/cuda/test_elementwise.py \
 		tests/cuda/test_attention.py -k "not long and not 32_bit"
 
 clean:

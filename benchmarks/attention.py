@@ -42,11 +42,10 @@ SDPA = {
 
 
 @contextmanager
-def kernel_of(op: str, name: str) -> Iterator[None]:
-    """While it lasts, "prefill" or "decode" takes the kernel of that name; it is asked for at every call."""
-    variable = f"CUDAPREFILL_{op.upper()}_KERNEL"
+def environment(variable: str, value: str) -> Iterator[None]:
+    """While it lasts, the variable has the value; what the kernels go by is asked for at every call."""
     before = os.environ.get(variable)
-    os.environ[variable] = name
+    os.environ[variable] = value
     try:
         yield
     finally:
@@ -153,7 +152,7 @@ class Report:
         """A row for each kernel of the op, by name, where the device has more than one."""
         if self.timer.device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0):
             for kernel in kernel_choice.KERNELS[op]:
-                with kernel_of(op, kernel):
+                with environment(f"CUDAPREFILL_{op.upper()}_KERNEL", kernel):
                     choice = {"op": op, "head_size": head_size, "size": size, "kernel": kernel}
                     self.add(case, f"cudaprefill {kernel}", work, **done, **choice)
 
@@ -314,6 +313,55 @@ def mixed(report: Report, decodes: int, context: int, heads: tuple[int, int], he
     report.add(name, "cudaprefill in turn", in_turn, moved=moved)
 
 
+def layer(report: Report, batch: int, context: int, heads: tuple[int, int], head_size: int) -> None:
+    """The kernels of a decode layer, one after another in a captured graph; without the products in between."""
+    device = report.timer.device
+    num_heads, num_kv_heads = heads
+    hidden, inner = num_heads * head_size, 4 * num_heads * head_size
+    paged = Paged.random([context] * batch, num_kv_heads, head_size, device)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    fused = random(batch, num_heads + 2 * num_kv_heads, head_size)
+    q, k, v = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    out = torch.empty_like(q)
+    x, residual, weight = random(batch, hidden), random(batch, hidden), random(hidden)
+    gate_up = random(batch, 2 * inner)
+    cos_sin = torch.randn(context, head_size, device=device)
+    positions = torch.full((batch,), context - 1, device=device)
+    slots = paged.block_table[:, (context - 1) // BLOCK_SIZE].long() * BLOCK_SIZE + (context - 1) % BLOCK_SIZE
+
+    def run() -> None:
+        ops.add_rms_norm(x, residual, weight, 1e-5)
+        ops.rope_write_kv(q, k, v, cos_sin, positions, paged.k_cache, paged.v_cache, slots)
+        ops.decode_attention(
+            q, paged.k_cache, paged.v_cache, paged.block_table, paged.context_lens, out, head_size**-0.5
+        )
+        ops.add_rms_norm(x, residual, weight, 1e-5)
+        ops.silu_and_mul(gate_up)
+
+    name, moved = f"layer of {batch} x {context}, D {head_size}", 2 * batch * context * num_kv_heads * head_size * 2
+    with environment("CUDAPREFILL_PROGRAMMATIC_LAUNCH", "1"):
+        overlapping = captured(run, device)
+    with environment("CUDAPREFILL_PROGRAMMATIC_LAUNCH", "0"):
+        in_turn = captured(run, device)
+    report.add(name, "cudaprefill", overlapping, moved=moved)
+    report.add(name, "cudaprefill in turn", in_turn, moved=moved)
+
+
+def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """A replay of the work as a graph; where the device has none, the work itself."""
+    if device.type != "cuda":
+        return work
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
 def kv_write(report: Report, tokens: int, heads: int, head_size: int) -> None:
     """K and V of many tokens into shuffled slots; torch's way is an index assignment."""
     device = report.timer.device
@@ -354,6 +402,7 @@ def cases(report: Report, tiny: bool) -> Iterator[Callable[[], None]]:
                 if batch * context <= 2**21:  # 8 GiB of keys and values at head size 128
                     yield lambda b=batch, c=context, d=head_size: decode(report, b, c, heads, d)
         yield lambda d=head_size: mixed(report, 2 if tiny else 64, 64 if tiny else 4096, heads, d)
+        yield lambda d=head_size: layer(report, 2 if tiny else 32, 64 if tiny else 1024, heads, d)
         yield lambda d=head_size: kv_write(report, 64 if tiny else 16384, heads[1], d)
     if not tiny:  # the head size of the fewest models, as far as a kernel is to be chosen
         for length in (2048, 8192):
@@ -374,9 +423,15 @@ def main() -> None:
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     report = Report(Timer(device, arguments.seconds, repeats=1 if arguments.tiny else 20), arguments.tiny)
+    failures = []
     for case in cases(report, arguments.tiny):
-        if not report.timer.spent:
+        if report.timer.spent:
+            break
+        try:
             case()
+        except (RuntimeError, ValueError) as error:  # the other cases are worth their time
+            failures.append(str(error).splitlines()[0])
+            print(f"failed: {failures[-1]}")
     stem = "attention_" + re.sub(r"\W+", "_", device_name).strip("_").lower()
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / f"{stem}.md").write_text(report.markdown(device_name))
@@ -390,6 +445,8 @@ def main() -> None:
     (arguments.results / f"{stem}.json").write_text(json.dumps(whole, indent=1) + "\n")
     if arguments.choose_kernels:
         print(kernel_choice.record(whole["rows"], kernel_choice.HEADER))
+    if failures:
+        raise SystemExit(f"{len(failures)} cases failed, the first one: {failures[0]}")
 
 
 if __name__ == "__main__":

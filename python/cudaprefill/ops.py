@@ -18,6 +18,7 @@ CPU; on CUDA these values are the caller's responsibility.
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
@@ -32,9 +33,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 torch.ops.load_library(Path(__file__).with_name("_ops.so"))  # type: ignore[no-untyped-call]
-_cuda_library = Path(__file__).with_name("_ops_cuda.so")
-if _cuda_library.exists() and torch.cuda.is_available():
-    torch.ops.load_library(_cuda_library)  # type: ignore[no-untyped-call]
+
+
+def load_cuda_kernels(kernels: Path, torch_cuda: Path) -> None:
+    """Loads the library of the CUDA kernels, which takes the current stream from torch's own CUDA library.
+
+    It is not linked to that one, so that it can be built with any torch, the one without CUDA too. torch has loaded it
+    by then, for its own eyes alone; loaded once more like this, everybody sees its symbols.
+    """
+    ctypes.CDLL(str(torch_cuda), mode=ctypes.RTLD_GLOBAL)
+    torch.ops.load_library(kernels)  # type: ignore[no-untyped-call]
+
+
+_cuda_kernels = Path(__file__).with_name("_ops_cuda.so")
+if _cuda_kernels.exists() and torch.cuda.is_available():
+    load_cuda_kernels(_cuda_kernels, Path(torch.__file__).with_name("lib") / "libtorch_cuda.so")
 
 
 def _op(declaration: Callable[P, R]) -> Callable[P, R]:

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.importorskip("hypothesis")  # of the tests that are borrowed
-
 from cudaprefill import ops
 from tests.cuda.backends import GPU_BACKENDS, OP_NAMES, backend_of_ops, ops_replaced_by, skipping_refusals
 from tests.ops import (

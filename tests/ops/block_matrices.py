@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor
@@ -40,4 +39,6 @@ def values_of(blocks: Tensor, block_format: int) -> Tensor:
     if blocks.numel() == 0:
         form = ops.BLOCK_FORMATS[block_format]
         return torch.zeros(blocks.shape[0], blocks.shape[1] // form.num_bytes * form.elements)
+    import gguf  # what else is here serves machines that lack it
+
     return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType(block_format)))

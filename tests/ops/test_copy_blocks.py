@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from cudaprefill import ops
@@ -29,13 +27,6 @@ def check(k_cache: Tensor, v_cache: Tensor, pairs: list[tuple[int, int]]) -> Non
 def test_every_dtype_and_size(dtype: torch.dtype, block_size: int, head_size: int) -> None:
     k_cache, v_cache = torch.randn(2, 6, 3, block_size, head_size).to(dtype)
     check(k_cache, v_cache, [(0, 5), (2, 1), (3, 3)])
-
-
-@settings(max_examples=50, deadline=None)
-@given(pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12))
-def test_pairs_are_copied_in_order(pairs: list[tuple[int, int]]) -> None:
-    k_cache, v_cache = torch.randn(2, 6, 2, 4, 8)
-    check(k_cache, v_cache, pairs)
 
 
 def test_caches_whose_slots_do_not_adjoin() -> None:

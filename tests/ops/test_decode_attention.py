@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cudaprefill import ops
 from tests.ops.attention_calls import decode, prefill
@@ -237,26 +235,3 @@ def test_a_context_longer_than_the_block_table_raises_with_both_numbers() -> Non
     batch.context_lens[1] = -1
     with pytest.raises(IndexError, match=rf"context_lens\[1\] is -1.* {capacity} slots"):
         decode(batch)
-
-
-@st.composite
-def random_batches(draw: st.DrawFn) -> PagedBatch:
-    num_kv_heads = draw(st.integers(1, 3))
-    return decode_batch(
-        draw(st.lists(st.integers(0, 400), min_size=1, max_size=6)),
-        num_kv_heads * draw(st.integers(1, 9)),
-        num_kv_heads,
-        draw(st.sampled_from([8, 16, 40, 64, 128])),
-        block_size=draw(st.sampled_from([8, 16, 32])),
-        dtype=draw(st.sampled_from(DTYPES)),
-        kv_dtype=draw(st.sampled_from(KV_DTYPES)),
-        spread=draw(st.sampled_from([0.1, 1.0, 10.0])),
-        seed=draw(st.integers(0, 2**31)),
-    )
-
-
-@given(random_batches(), st.sampled_from([0, 1, 20, 64]), st.sampled_from([0.0, 5.0]))
-@settings(max_examples=25, deadline=None)
-def test_random_batches(batch: PagedBatch, window: int, softcap: float) -> None:
-    out = decode(batch, window, softcap)
-    assert_as_exact_as_torch(out, batch, window, softcap)

@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from cudaprefill import ops
@@ -279,28 +277,3 @@ def test_a_prompt_of_65537_tokens() -> None:
     sampled = torch.tensor([0, 1, 4095, 32_768, 65_535, 65_536])
     assert_rows_as_exact_as_torch(out[sampled], batch.q[sampled], batch.keys[0], batch.values[0], sampled, batch.scale)
     assert out.isfinite().all()
-
-
-@st.composite
-def random_batches(draw: st.DrawFn) -> PagedBatch:
-    requests = draw(st.integers(1, 4))
-    context_lens = draw(st.lists(st.integers(0, 130), min_size=requests, max_size=requests))
-    num_kv_heads = draw(st.integers(1, 2))
-    return paged_batch(
-        [draw(st.integers(0, length)) for length in context_lens],
-        context_lens,
-        num_kv_heads * draw(st.integers(1, 4)),
-        num_kv_heads,
-        draw(st.sampled_from([8, 16, 40, 64])),
-        draw(st.sampled_from([8, 16, 32])),
-        draw(st.sampled_from(DTYPES)),
-        draw(st.sampled_from(KV_DTYPES)),
-        draw(st.sampled_from([0.1, 1.0, 10.0])),
-        draw(st.integers(0, 2**31)),
-    )
-
-
-@given(random_batches(), st.sampled_from([0, 1, 20, 64]), st.sampled_from([0.0, 5.0]))
-@settings(max_examples=25, deadline=None)
-def test_random_batches(batch: PagedBatch, window: int, softcap: float) -> None:
-    assert_as_exact_as_torch(prefill(batch, window, softcap), batch, window, softcap)

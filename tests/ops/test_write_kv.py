@@ -6,8 +6,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from cudaprefill import ops
@@ -45,23 +43,6 @@ def check(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: 
 def test_every_dtype_and_head_size(dtype: torch.dtype, kv_dtype: torch.dtype, head_size: int) -> None:
     k, v = torch.randn(2, 5, 3, head_size).to(dtype)
     check(k, v, *caches(4, 3, 16, head_size, kv_dtype), torch.tensor([5, 63, 0, -1, 16]))
-
-
-@settings(max_examples=50, deadline=None)
-@given(data=st.data())
-def test_any_distinct_slots(data: st.DataObject) -> None:
-    block_size = data.draw(st.sampled_from([16, 32, 64]))
-    num_blocks, num_heads = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 3))
-    written = data.draw(st.sets(st.integers(0, num_blocks * block_size - 1)))
-    skipped = data.draw(st.integers(0, 3))
-    slot_mapping = data.draw(st.permutations([*written, *[-1] * skipped]))
-    k, v = torch.randn(2, len(slot_mapping), num_heads, 8)
-    check(
-        k,
-        v,
-        *caches(num_blocks, num_heads, block_size, 8, torch.float32),
-        torch.tensor(slot_mapping, dtype=torch.int64),
-    )
 
 
 def test_many_tokens_on_several_threads() -> None:
