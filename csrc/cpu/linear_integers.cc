@@ -22,10 +22,6 @@ constexpr int kTileRows = CUDAPREFILL_ISA_AVX512 ? 4 : 2;
 constexpr int kTileColumns = CUDAPREFILL_ISA_AVX512 ? 3 : 4;
 constexpr int64_t kTileOutputs = kTileColumns * Vec::kWidth;
 
-// Of many rows, each tile of rows passes by the weights of this many tiles of outputs, so that it writes long runs:
-// where outputs are not in any near cache, that is a tenth of the time.
-constexpr int64_t kBlockTiles = 4;
-
 // Bytes of weights times rows that a thread takes at a time at least.
 constexpr int64_t kItemBytes = 32 * 1024;
 
@@ -204,23 +200,17 @@ void run_rows(const LinearParams& params, const QuantisedRows<Format, Quant>& x,
   run_tile<Format, Quant, kRows>(params, x, weights, row, prefetches);
 }
 
-// A range of rows or of tiles.
-struct Range {
-  int64_t first, last;
-};
-
-// All tiles of `rows` and of `tiles` of outputs.
+// The rows first .. last - 1 of one tile of outputs, in tiles as even as they can be: one of few rows has too few sums
+// at work.
 template <class Format, class Quant>
-void run_block(const LinearParams& params, const QuantisedRows<Format, Quant>& x, Range rows, Range tiles) {
-  // As even as they can be: a tile of few rows has too few sums at work.
-  const int64_t row_tiles = (rows.last - rows.first + kTileRows - 1) / kTileRows;
-  const auto start = [&](int64_t tile) { return rows.first + tile * (rows.last - rows.first) / row_tiles; };
-  const bool few_rows = rows.last - rows.first <= kMostRowsPrefetching;
-  for (int64_t row_tile = 0; row_tile < row_tiles; ++row_tile) {
-    for (int64_t tile = tiles.first; tile < tiles.last; ++tile) {
-      run_rows<Format, Quant>(params, x, TileWeights<Format>(params, tile), start(row_tile),
-                              start(row_tile + 1) - start(row_tile), few_rows && row_tile == 0);
-    }
+void run_tiles(const LinearParams& params, const QuantisedRows<Format, Quant>& x, const TileWeights<Format>& weights,
+               int64_t first, int64_t last) {
+  const int64_t tiles = (last - first + kTileRows - 1) / kTileRows;
+  const bool few_rows = last - first <= kMostRowsPrefetching;
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t row = first + tile * (last - first) / tiles;
+    run_rows<Format, Quant>(params, x, weights, row, first + (tile + 1) * (last - first) / tiles - row,
+                            few_rows && tile == 0);
   }
 }
 
@@ -233,19 +223,19 @@ void run(const LinearParams& params) {
 
   // An item is some tiles of outputs with all rows, or with some.
   const int64_t tile_bytes = group_bytes(params.block_format, params.num_inputs) * kTileOutputs / kGroupRows;
-  const int64_t work_of_tile = std::max<int64_t>(1, tile_bytes * std::max<int64_t>(1, params.num_rows));
-  const int64_t item_tiles = params.num_rows >= kMinItemRows
-                                 ? kBlockTiles
-                                 : std::max<int64_t>(1, std::min(kBlockTiles, kItemBytes / work_of_tile));
+  const int64_t item_tiles =
+      std::max<int64_t>(1, kItemBytes / std::max<int64_t>(1, tile_bytes * std::max<int64_t>(1, params.num_rows)));
   const int64_t tiles = (params.num_outputs + kTileOutputs - 1) / kTileOutputs;
   const int64_t output_items = (tiles + item_tiles - 1) / item_tiles;
-  const int64_t wanted_row_items = 8 * num_threads() / std::max<int64_t>(1, output_items);
+  const int64_t wanted_row_items = 4 * num_threads() / std::max<int64_t>(1, output_items);
   const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
   const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
   parallel_items(output_items * row_items, [&](int64_t item) {
     const int64_t first_tile = item % output_items * item_tiles, row = item / output_items * item_rows;
-    run_block<Format, Quant>(params, x, {row, std::min(params.num_rows, row + item_rows)},
-                             {first_tile, std::min(tiles, first_tile + item_tiles)});
+    for (int64_t tile = first_tile; tile < std::min(tiles, first_tile + item_tiles); ++tile) {
+      run_tiles<Format, Quant>(params, x, TileWeights<Format>(params, tile), row,
+                               std::min(params.num_rows, row + item_rows));
+    }
   });
 }
 
