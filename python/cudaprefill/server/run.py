@@ -103,9 +103,11 @@ def serve(
 
 async def settle(engine: AsyncEngine) -> None:
     """What a start leaves for when the first requests are answered already."""
-    with contextlib.suppress(ValueError):  # the first chat would have to wait for the template engine to be imported
-        await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
-    set_aside()
+    try:
+        with contextlib.suppress(ValueError):  # the first chat would wait until the template engine is imported
+            await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
+    finally:
+        set_aside()
 
 
 def set_aside() -> None:
