@@ -48,7 +48,7 @@ def run(flags: argparse.Namespace) -> int:
 
 def _model(experiment: Experiment, errors: dict[str, float] | None) -> str:
     model = experiment.model
-    words = f"cost model: {model.num_steps:,} steps, half of them within {model.median_error:.1%}"
+    words = f"cost model: {model.num_steps:,} steps, half of them within {model.median_error:.1%} of cost and pace"
     if errors is not None:
         listed = ", ".join(f"{name.replace('_', ' ')} {error:+.1%}" for name, error in errors.items())
         words += f"; on the recorded run itself: {listed}"
