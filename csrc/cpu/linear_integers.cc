@@ -29,7 +29,7 @@ constexpr int64_t kItemBytes = 32 * 1024;
 constexpr int64_t kMinItemRows = 64;
 
 // Up to this many rows, whose products take about as long as memory takes to give the weights, a tile asks for the
-// weights of the next one. That is a quarter of the time at 2 to 16 rows, and an eighth at one.
+// weights of the next one. That is a fifth to a quarter of the time at 4 to 16 rows, and about an eighth at one.
 constexpr int64_t kMostRowsPrefetching = 64;
 
 // What weights in a Format and activations of type Quant are multiplied as: operands of four bytes or of two words a
