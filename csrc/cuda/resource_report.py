@@ -79,7 +79,7 @@ def demangle(names: list[str]) -> list[str]:
         name = re.sub(
             r"\(anonymous namespace\)::|_NV_ANON_NAMESPACE::|cudaprefill::|cuda::|_GLOBAL__N__\w+::", "", name
         )
-        for number, copies in enumerate(("kTensor", "kAsync")):
+        for number, copies in enumerate(("kTensor", "kAsync", "kWidening")):
             name = name.replace(f"(KvCopies){number}", copies)
         # The type of the caches only where it is not that of the activations.
         name = re.sub(r"<(\w+), (\d+), \1>", r"<\1, \2>", re.sub(r"<(\w+), \1>", r"<\1>", name))
@@ -127,7 +127,8 @@ def shape_of(kernel: Kernel, shapes: Shapes) -> tuple[int, int]:
     base = kernel.name.split("<")[0]
     if base in SHAPES_WITHOUT_HEADS:
         return SHAPES_WITHOUT_HEADS[base]
-    return shapes[base, head_size_of(kernel.name), "Float8" if "Float8" in kernel.name else "Element"]
+    of_float8 = "Float8" in kernel.name or "kWidening" in kernel.name
+    return shapes[base, head_size_of(kernel.name), "Float8" if of_float8 else "Element"]
 
 
 def head_size_of(name: str) -> int:

@@ -31,6 +31,7 @@ void print_all() {
   if constexpr (cudaprefill::hopper_has_head_size(head_size)) {
     using Hopper = cudaprefill::HopperPrefillTraits<head_size>;
     std::printf("prefill_sm90_kernel %d Element %d %u\n", head_size, Hopper::kThreads, Hopper::kSharedBytes);
+    std::printf("prefill_sm90_kernel %d Float8 %d %u\n", head_size, Hopper::kThreads, Hopper::kWideningSharedBytes);
   }
 }
 

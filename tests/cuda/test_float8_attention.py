@@ -152,3 +152,37 @@ def test_hopper_decodes_by_tensor_copies(emulated, window, head_size, dtype):
         assert emulated.counters()["matrix_load_conflicts"] == 0
     finally:
         emulated.set_compute_capability(80)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+@pytest.mark.parametrize("window", [0, 100])
+def test_hopper_widens_what_its_products_multiply(emulated, window, head_size, dtype):
+    """Every stage is used again; at head size 256, where no memory is left to widen in, the older kernel serves."""
+    emulated.set_compute_capability(90)
+    emulated.set_num_multiprocessors(1)
+    try:
+        batch = float8_batch(
+            [210, 3, 0, 70], [210, 420, 0, 500], dtype, num_q_heads=4, num_kv_heads=2, head_size=head_size
+        )
+        for seed in range(2):
+            emulated.set_seed(seed)
+            emulated.reset_counters()
+            assert_as_exact_as_torch(prefill(batch, window), batch, window)
+            counters = emulated.counters()
+            assert (counters["products"] > 0) == (head_size <= 128)
+            assert counters["tensor_copies"] == 0
+    finally:
+        emulated.set_compute_capability(80)
+
+
+def test_hopper_takes_decodes_and_chunks_from_one_queue(emulated):
+    emulated.set_compute_capability(90)
+    emulated.set_num_multiprocessors(1)
+    emulated.reset_counters()
+    try:
+        batch = float8_batch([1, 1, 5, 130], [900, 40, 300, 260], num_q_heads=4, num_kv_heads=2, head_size=128)
+        assert_as_exact_as_torch(attend(batch, 2), batch)
+        assert emulated.counters()["tensor_copies"] == 0  # which decodes alone would have come by
+    finally:
+        emulated.set_compute_capability(80)

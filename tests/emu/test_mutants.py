@@ -142,10 +142,16 @@ def hopper_mixed(device):
         device.set_compute_capability(80)
 
 
-def float8_chunks(device):
+def float8_chunks(device, capability=80, head_size=64):
+    """On a Hopper device every stage is used again."""
+    device.set_compute_capability(capability)
     device.set_num_multiprocessors(1)
-    batch = half_batch([40, 3, 0, 90], [140, 3, 0, 90], num_q_heads=4, num_kv_heads=2, kv_dtype=FLOAT8)
-    assert_as_exact_as_torch(prefill(batch), batch)
+    try:
+        options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
+        batch = half_batch([40, 3, 0, 90], [620, 3, 0, 90], **options)
+        assert_as_exact_as_torch(prefill(batch), batch)
+    finally:
+        device.set_compute_capability(80)
 
 
 def float8_decodes(device, capability=80, head_size=64):
@@ -227,6 +233,7 @@ CASES = {
     "float8 nan": float8_nan,
     "float8 writes": float8_writes,
     "hopper float8 decodes": partial(float8_decodes, capability=90, head_size=128),
+    "hopper float8 chunks": partial(float8_chunks, capability=90, head_size=128),
     "experts": experts,
     **{
         f"{case.__name__}, overlapping": partial(overlapping, case)

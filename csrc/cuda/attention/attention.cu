@@ -81,8 +81,9 @@ bool has_page_boxes(const Params& params) {
 
 // A kernel of 16-bit prefill for these arguments: the one that is wanted, or the best that the device has.
 PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device& device) {
-  const bool hopper = has_hopper_kernels(params, device) && params.kv_dtype != DType::kFloat8;
-  const bool boxes = hopper && has_page_boxes(params);
+  const bool widens = params.kv_dtype == DType::kFloat8;
+  const bool hopper = has_hopper_kernels(params, device) && (!widens || hopper_widens(params.head_size));
+  const bool boxes = hopper && !widens && has_page_boxes(params);
   PrefillKernel wanted = device.wanted_prefill_kernel();
   if (wanted == PrefillKernel::kBest) {
     wanted = measured_kernel(kMeasuredPrefill, params.head_size, params.num_tokens, wanted);
@@ -283,6 +284,12 @@ void prefill_attention(const PrefillAttentionParams& params, Device& device) {
           launch.values = page_map(params.v_cache, params);
           launch.heads_of_keys = PageBoxes::heads_of_block(params.k_cache);
           launch.heads_of_values = PageBoxes::heads_of_block(params.v_cache);
+        }
+        if (params.kv_dtype == DType::kFloat8) {
+          if constexpr (hopper_widens(head_size)) {
+            run_widening_prefill_sm90<Element, head_size>(launch, blocks, device.stream());
+          }
+          return run_merge_prefill<Element, head_size>(planned.launch, planned.max_split_tiles, device.stream());
         }
         const KvCopies copies = kernel == PrefillKernel::kTensorCopies ? KvCopies::kTensor : KvCopies::kAsync;
         run_prefill_sm90<Element, head_size>(launch, copies, blocks, device.stream());

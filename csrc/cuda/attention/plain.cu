@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads) plain_attention_kernel(const __grid_
 
   const int32_t* table = params.block_table + request * params.block_table_stride;
   const int kv_head = head / launch.group;
-  const ScoreScale score_scale = launch.scale.of_keys(scale_of<Kv>(params.k_cache, kv_head));
+  ScoreScale score_scale = launch.scale;
+  if constexpr (kHasScales<Kv>) score_scale = launch.scale.of_keys(scale_of<Kv>(params.k_cache, kv_head));
   const PagedRows<Kv> keys(params.k_cache, kv_head, table, launch.block_shift);
   const PagedRows<Kv> values(params.v_cache, kv_head, table, launch.block_shift);
   const float* q =

@@ -9,6 +9,7 @@ from .mutant import Mutant
 mutant = partial(Mutant, folder="attention", instance="attention_BFloat16_64_Float8")
 conversion = partial(Mutant, folder=".", instance="attention_BFloat16_64_Float8")
 hopper = partial(Mutant, folder="attention/hopper", instance="decode_sm90_BFloat16_128_Float8")
+widening = partial(Mutant, folder="attention/hopper", instance="prefill_sm90_BFloat16_128_Float8")
 
 MUTANTS = (
     conversion(
@@ -117,6 +118,46 @@ MUTANTS = (
         "scale_of<Kv>(launch.op.v_cache, segment.kv_head)",
         "scale_of<Kv>(launch.op.v_cache, (segment.kv_head + 1) % launch.op.num_kv_heads)",
         "hopper float8 decodes",
+        "error .*, in torch",
+    ),
+    widening(
+        "hopper_float8_widened_before_it_has_come",
+        "produce.cuh",
+        "    ptx::wait_for_copies<1>();\n#pragma unroll 1",
+        "#pragma unroll 1",
+        "hopper float8 chunks",
+        "unfinished cp.async",
+    ),
+    widening(
+        "hopper_float8_without_proxy_fence",
+        "produce.cuh",
+        "    ptx::fence_proxy_async();\n    __syncwarp();\n    if (lane == 0) ptx::mbarrier_arrive(full);\n  };",
+        "    __syncwarp();\n    if (lane == 0) ptx::mbarrier_arrive(full);\n  };",
+        "hopper float8 chunks",
+        "wgmma: no fence.proxy.async lies between",
+    ),
+    widening(
+        "hopper_float8_stage_widened_into_while_in_use",
+        "produce.cuh",
+        "      ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);\n      widen_tile",
+        "      widen_tile",
+        "hopper float8 chunks",
+        "race|unfinished|mbarrier.arrive: all|deadlock",
+    ),
+    widening(
+        "hopper_float8_rows_outside_not_zeroed",
+        "produce.cuh",
+        "source + row * rows.slot_stride + chunk * kChunkBytes, view.has_all(first + row, 1)",
+        "source + row * rows.slot_stride + chunk * kChunkBytes, view.has_any(first, kPageRows)",
+        "hopper float8 chunks",
+        "error nan",
+    ),
+    widening(
+        "hopper_float8_scale_of_values_for_keys",
+        "produce.cuh",
+        "scale_of<Kv>(launch.op.k_cache, view.kv_head)",
+        "scale_of<Kv>(launch.op.v_cache, view.kv_head)",
+        "hopper float8 chunks",
         "error .*, in torch",
     ),
 )

@@ -17,6 +17,7 @@
 #include "csrc/cuda/attention/prefill_rows.cuh"
 #include "csrc/cuda/attention/products.cuh"
 #include "csrc/cuda/attention/softmax.cuh"
+#include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/reduce.cuh"
 
 namespace cudaprefill {
@@ -33,21 +34,22 @@ __device__ __forceinline__ void sync_consumers() {
 
 // Writes 16 rows of a warp, whose sums are complete: normalised to `out`, by way of their place in shared memory, or as
 // a part of a split tile.
-template <class Element, int head_size>
+template <class Element, class Kv, int head_size>
 __device__ void store_rows(const PrefillLaunch& launch, const OperandTile<head_size>& tile, const ItemView& view,
-                           int warp_row, int lane, const OnlineSoftmax& softmax, float (&out)[head_size / 8][4]) {
+                           float factor, int warp_row, int lane, const OnlineSoftmax& softmax,
+                           float (&out)[head_size / 8][4]) {
   using Tile = OperandTile<head_size>;
   const PrefillAttentionParams& params = launch.op;
   const bool whole = view.part == PrefillItem::kWhole;
+  const float value_scale = scale_of<Kv>(params.v_cache, view.kv_head);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = warp_row + half * 8 + lane / 4;
     const float sum = softmax.sum[half];
-    const float scale = sum > 0 ? 1 / sum : 0.0f;
+    const float scale = sum > 0 ? value_scale / sum : 0.0f;
     const int64_t part = int64_t{view.part} * params.num_kv_heads + view.kv_head;
     if (!whole && lane % 4 == 0) {
-      ptx::store_global(launch.partials.log_sum_of(part, row),
-                        log2_of_sum(softmax.maximum[half], sum, launch.scale.factor));
+      ptx::store_global(launch.partials.log_sum_of(part, row), log2_of_sum(softmax.maximum[half], sum, factor));
     }
 #pragma unroll
     for (int n = 0; n < head_size / 8; ++n) {
@@ -163,7 +165,7 @@ __device__ __forceinline__ void gather_narrow(const PrefillMemory<head_size>& me
 //
 // S1 needs nothing of P0, so it is issued first; O0 += P0 V0 follows it, and P1 is computed when S1 is there. Scores
 // and weights are then in registers at once.
-template <class Element, int head_size>
+template <class Element, class Kv, int head_size>
 __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory, int warp_row,
                         int lane) {
   using Traits = HopperPrefillTraits<head_size>;
@@ -223,15 +225,26 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
       ptx::pin_accumulators(out);
       if (lane == 0) ptx::mbarrier_arrive(barriers.values_empty(value_step.stage()));
     };
+    // Read anew for each tile, for registers are short.
+    const auto score_scale = [&] {
+      if constexpr (kHasScales<Kv>) {
+        float key_scale;
+        ptx::load_shared(memory.item(query_step.stage()) + ItemView::kKeyScaleAt, key_scale);
+        return common.scale.of_keys(key_scale);
+      } else {
+        return common.scale;
+      }
+    };
     // Scores become weights, in place.
     const auto weigh = [&](int key, float (&correction)[2]) {
-      common.scale.cap(scores);
+      const ScoreScale scale = score_scale();
+      scale.cap(scores);
       // The upper row sees no further than the lower one, and the lower one no earlier keys than the upper one.
       if (key + kKeys > positions[0] + 1 || (window > 0 && key < positions[1] - window + 1)) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) mask_half(scores, half, common, positions[half], key, lane);
       }
-      softmax.weigh(scores, common.scale.factor, correction);
+      softmax.weigh(scores, scale.factor, correction);
     };
     const auto pack = [&] {
 #pragma unroll
@@ -300,12 +313,12 @@ __device__ void consume(const HopperPrefillLaunch& launch, const PrefillMemory<h
     const ItemView same_view = ItemView::load(memory.item(query_step.stage()));
     const bool was_narrow = Traits::kNarrowTiles && same_view.is_narrow;
     if (was_narrow) {
-      gather_narrow(memory, queries.base, consumer, same_row % kWarpgroupRows, same_lane, common.scale.factor, softmax,
+      gather_narrow(memory, queries.base, consumer, same_row % kWarpgroupRows, same_lane, score_scale().factor, softmax,
                     out);
     }
     sync_warpgroup(consumer);  // all are done with the queries, whose place the results take
     if (!was_narrow || consumer == 0) {
-      store_rows<Element>(common, queries, same_view, same_row, same_lane, softmax, out);
+      store_rows<Element, Kv>(common, queries, same_view, score_scale().factor, same_row, same_lane, softmax, out);
     }
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(barriers.queries_empty(query_step.stage()));

@@ -23,7 +23,8 @@ struct ItemView {
   int first_visible;  // key, of any row
   int is_narrow;      // the consumers share out its keys, not its rows
 
-  static constexpr uint32_t kBytes = 48;  // in shared memory
+  static constexpr uint32_t kBytes = 48;       // in shared memory
+  static constexpr uint32_t kKeyScaleAt = 44;  // where a producer of Float8 leaves the scale of the keys
 
   __device__ static ItemView of(const PrefillLaunch& launch, const PrefillWork& work) {
     const PrefillAttentionParams& params = launch.op;

@@ -16,6 +16,8 @@
 
 #include "csrc/cuda/attention/hopper/item_view.cuh"
 #include "csrc/cuda/attention/hopper/prefill_traits.h"
+#include "csrc/cuda/attention/tile.cuh"
+#include "csrc/cuda/element.cuh"
 
 namespace cudaprefill {
 
@@ -96,6 +98,12 @@ struct PrefillMemory {
   // Of the item whose queries are in the stage.
   __device__ __forceinline__ uint32_t item(int stage) const {
     return base + Traits::kItemsAt + stage * ItemView::kBytes;
+  }
+  // What is stored of a tile, before it is widened.
+  using StoredTile = SharedKvTile<head_size, Float8>;
+  __device__ __forceinline__ StoredTile stored_keys() const { return {base + Traits::kStoredAt}; }
+  __device__ __forceinline__ StoredTile stored_values() const {
+    return {base + Traits::kStoredAt + Traits::kStoredTileBytes};
   }
   __device__ __forceinline__ uint32_t narrow_states() const { return base + Traits::kNarrowStatesAt; }
 };

@@ -16,4 +16,12 @@ void run_prefill_sm90(const HopperPrefillLaunch& params, KvCopies copies, int nu
   launch("prefill_sm90", kernel, shape, params, stream);
 }
 
+template <class Element, int head_size>
+void run_widening_prefill_sm90(const HopperPrefillLaunch& params, int num_blocks, cudaStream_t stream) {
+  using Traits = HopperPrefillTraits<head_size>;
+  const LaunchShape shape{dim3{static_cast<unsigned>(num_blocks), 1, 1}, Traits::kThreads,
+                          Traits::kWideningSharedBytes};
+  launch("prefill_sm90", prefill_sm90_kernel<Element, head_size, KvCopies::kWidening>, shape, params, stream);
+}
+
 }  // namespace cudaprefill

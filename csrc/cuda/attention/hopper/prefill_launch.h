@@ -10,7 +10,7 @@
 namespace cudaprefill {
 
 // Who brings keys and values to shared memory.
-enum class KvCopies { kTensor, kAsync };
+enum class KvCopies { kTensor, kAsync, kWidening };  // kWidening: of Float8, by cp.async
 
 struct HopperPrefillLaunch {
   TensorMap keys, values;  // of PageBoxes; for KvCopies::kTensor
@@ -20,5 +20,9 @@ struct HopperPrefillLaunch {
 
 template <class Element, int head_size>
 void run_prefill_sm90(const HopperPrefillLaunch& launch, KvCopies copies, int num_blocks, cudaStream_t stream);
+
+// Over caches of Float8, where hopper_widens(head_size).
+template <class Element, int head_size>
+void run_widening_prefill_sm90(const HopperPrefillLaunch& launch, int num_blocks, cudaStream_t stream);
 
 }  // namespace cudaprefill

@@ -16,6 +16,7 @@
 #include <ptx/memory.cuh>
 #include <ptx/tensor_copy.cuh>
 #include <ptx/warpgroup.cuh>
+#include <type_traits>
 
 #include "csrc/cuda/attention/hopper/consume.cuh"
 #include "csrc/cuda/attention/hopper/pipeline.cuh"
@@ -55,12 +56,15 @@ __global__ void __launch_bounds__(HopperPrefillTraits<head_size>::kThreads, 1)
       if (warp == 1) zero_rows_outside(launch, memory, lane);
       constexpr int kFirst = kWarpsOfGroup - kQueryWarps;
       if (warp >= kFirst) produce_queries<Element>(launch.common, memory, warp - kFirst, kQueryWarps, lane);
-    } else {
+    } else if constexpr (copies == KvCopies::kAsync) {
       produce_by_async_copies<Element>(launch, memory, warp, lane);
+    } else {
+      produce_by_widening_copies<Element>(launch, memory, warp, lane);
     }
   } else {
     ptx::increase_registers_to<Traits::kConsumerRegisters>();
-    consume<Element>(launch, memory, (warpgroup - 1) * kWarpgroupRows + warp * 16, lane);
+    using Kv = std::conditional_t<copies == KvCopies::kWidening, Float8, Element>;
+    consume<Element, Kv>(launch, memory, (warpgroup - 1) * kWarpgroupRows + warp * 16, lane);
   }
 }
 

@@ -15,6 +15,9 @@ constexpr int kWarpsOfGroup = 4;
 
 constexpr bool hopper_has_head_size(int head_size) { return head_size == 64 || head_size == 128 || head_size == 256; }
 
+// Whether keys and values of Float8 are widened on their way: at head size 256 there is no memory left for it.
+constexpr bool hopper_widens(int head_size) { return head_size <= 128; }
+
 // Whether there are narrow tiles (prefill_plan.h): at head size 256 a second way through the consumer spills registers.
 constexpr bool hopper_has_narrow_tiles(int head_size) { return head_size <= 128; }
 
@@ -45,6 +48,12 @@ struct HopperPrefillTraits {
   static_assert(kQueryBytes >= kWarpgroupRows * head_size * sizeof(float));
   static constexpr uint32_t kSharedBytes = kSharedAlignment + kNarrowStatesAt + kWarpgroupRows * 2 * sizeof(float);
   static_assert(kSharedBytes <= 227 * 1024);
+
+  // A tile of keys and one of values as Float8, after all else, where these are widened.
+  static constexpr uint32_t kStoredAt = kSharedBytes - kSharedAlignment;
+  static constexpr uint32_t kStoredTileBytes = kKeys * head_size;
+  static constexpr uint32_t kWideningSharedBytes = kSharedBytes + 2 * kStoredTileBytes;
+  static_assert(!hopper_widens(head_size) || kWideningSharedBytes <= 227 * 1024);
 };
 
 }  // namespace cudaprefill

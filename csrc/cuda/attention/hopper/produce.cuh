@@ -14,6 +14,7 @@
 #include "csrc/cuda/attention/hopper/prefill_launch.h"
 #include "csrc/cuda/attention/pages.cuh"
 #include "csrc/cuda/attention/prefill_rows.cuh"
+#include "csrc/cuda/kv_number.cuh"
 #include "csrc/cuda/reduce.cuh"
 
 namespace cudaprefill {
@@ -88,7 +89,7 @@ __device__ void zero_rows_outside(const HopperPrefillLaunch& launch, const Prefi
 }
 
 // Copies the queries of an item, rows shared out over some warps, once their stage is empty.
-template <class Element, int head_size>
+template <class Element, class Kv, int head_size>
 __device__ void load_queries(const PrefillLaunch& launch, const PrefillMemory<head_size>& memory, int stage,
                              uint32_t parity, const ItemView& view, int warp, int warps, int lane) {
   using Traits = HopperPrefillTraits<head_size>;
@@ -98,6 +99,11 @@ __device__ void load_queries(const PrefillLaunch& launch, const PrefillMemory<he
   ptx::mbarrier_wait(barriers.queries_empty(stage), parity ^ 1);
   if (warp == 0 && lane == 0) view.store(memory.item(stage));
   if (!view.is_none()) {
+    if constexpr (kHasScales<Kv>) {
+      if (warp == 0 && lane == 0) {
+        ptx::store_shared(memory.item(stage) + ItemView::kKeyScaleAt, scale_of<Kv>(launch.op.k_cache, view.kv_head));
+      }
+    }
     const Element* rows = static_cast<const Element*>(q.data) + view.first_token * q.token_stride;
 #pragma unroll 1  // the producer has few registers, and an item's time to do it in
     for (int i = warp * kWarpSize + lane; i < Traits::kRows * Tile::kChunks; i += warps * kWarpSize) {
@@ -123,10 +129,10 @@ __device__ void produce_queries(const PrefillLaunch& launch, const PrefillMemory
                                 int warps, int lane) {
   PipelineStep<HopperPrefillTraits<head_size>::kQueryStages> step;
   for_each_item(launch, [&](const ItemView& view) {
-    load_queries<Element>(launch, memory, step.stage(), step.parity(), view, warp, warps, lane);
+    load_queries<Element, Element>(launch, memory, step.stage(), step.parity(), view, warp, warps, lane);
     step.advance();
   });
-  load_queries<Element>(launch, memory, step.stage(), step.parity(), ItemView::none(), warp, warps, lane);
+  load_queries<Element, Element>(launch, memory, step.stage(), step.parity(), ItemView::none(), warp, warps, lane);
 }
 
 // The second producer: all of its warps copy, queries first and then a page each in turn. A tile is announced one step
@@ -165,7 +171,8 @@ __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const
     issued = full;
   };
   const auto load_queries_of = [&](const ItemView& view) {
-    load_queries<Element>(common, memory, query_step.stage(), query_step.parity(), view, warp, kWarpsOfGroup, lane);
+    load_queries<Element, Element>(common, memory, query_step.stage(), query_step.parity(), view, warp, kWarpsOfGroup,
+                                   lane);
     query_step.advance();
   };
   for_each_item(common, [&](const ItemView& view) {
@@ -183,6 +190,84 @@ __device__ void produce_by_async_copies(const HopperPrefillLaunch& launch, const
     ptx::wait_for_copies<0>();
     announce();
     issued = 0;
+  });
+  load_queries_of(ItemView::none());
+}
+
+// The producer of what is stored as Float8. Copies bring the numbers to a place beside the stages, and the lanes that
+// have asked for them widen them into the stage once it is empty, while the next copies are on their way:
+//
+//     copies | K0  V0     K1     V1     K2             the places: one for keys, one for values
+//     widens |     K0 | V0 | K1 | V1 | ...             each full as soon as its last lane is done
+template <class Element, int head_size>
+__device__ void produce_by_widening_copies(const HopperPrefillLaunch& launch, const PrefillMemory<head_size>& memory,
+                                           int warp, int lane) {
+  using Traits = HopperPrefillTraits<head_size>;
+  using Tile = OperandTile<head_size>;
+  using StoredTile = typename PrefillMemory<head_size>::StoredTile;
+  const PrefillLaunch& common = launch.common;
+  const auto barriers = memory.barriers();
+  PipelineStep<Traits::kStages> step;
+  PipelineStep<Traits::kQueryStages> query_step;
+  const auto load_queries_of = [&](const ItemView& view) {
+    load_queries<Element, Float8>(common, memory, query_step.stage(), query_step.parity(), view, warp, kWarpsOfGroup,
+                                  lane);
+    query_step.advance();
+  };
+  // Always closes a group, so that the number of groups says what has come. Loops are not unrolled, for the producer
+  // has few registers.
+  const auto copy_tile = [&](const StoredTile& to, const PagedRows<Float8>& rows, const ItemView& view, int key) {
+#pragma unroll 1
+    for (int page = warp; page < Traits::kPages && key < view.last_key; page += kWarpsOfGroup) {
+      const int first = key + page * kPageRows;
+      const Float8* source = view.has_any(first, kPageRows) ? rows.row(first) : rows.data;
+#pragma unroll 1
+      for (int i = lane; i < kPageRows * StoredTile::kChunks; i += kWarpSize) {
+        const int row = i / StoredTile::kChunks, chunk = i % StoredTile::kChunks;
+        ptx::copy_async_16(to.address(page * kPageRows + row, chunk),
+                           source + row * rows.slot_stride + chunk * kChunkBytes, view.has_all(first + row, 1));
+      }
+    }
+    ptx::commit_copies();
+  };
+  const auto widen_tile = [&](const StoredTile& from, const Tile& to, uint32_t full) {
+    ptx::wait_for_copies<1>();
+#pragma unroll 1
+    for (int page = warp; page < Traits::kPages; page += kWarpsOfGroup) {
+#pragma unroll 2
+      for (int i = lane; i < kPageRows * StoredTile::kChunks; i += kWarpSize) {
+        const int row = page * kPageRows + i / StoredTile::kChunks, chunk = i % StoredTile::kChunks;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t numbers[2];
+          ptx::load_shared(from.address(row, chunk) + half * 8, numbers[0]);
+          ptx::load_shared(from.address(row, chunk) + half * 8 + 4, numbers[1]);
+          ptx::store_shared(to.address(row, 2 * chunk + half),
+                            uint4{widen_first_two<Element>(numbers[0]), widen_last_two<Element>(numbers[0]),
+                                  widen_first_two<Element>(numbers[1]), widen_last_two<Element>(numbers[1])});
+        }
+      }
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(full);
+  };
+  for_each_item(common, [&](const ItemView& view) {
+    load_queries_of(view);
+    const int32_t* table = common.op.block_table + view.request * common.op.block_table_stride;
+    const PagedRows<Float8> keys(common.op.k_cache, view.kv_head, table, common.block_shift);
+    const PagedRows<Float8> values(common.op.v_cache, view.kv_head, table, common.block_shift);
+    copy_tile(memory.stored_keys(), keys, view, view.first_key);
+#pragma unroll 1
+    for (int key = view.first_key; key < view.last_key; key += Traits::kKeys) {
+      copy_tile(memory.stored_values(), values, view, key);
+      ptx::mbarrier_wait(barriers.keys_empty(step.stage()), step.parity() ^ 1);
+      widen_tile(memory.stored_keys(), memory.keys(step.stage()), barriers.keys_full(step.stage()));
+      copy_tile(memory.stored_keys(), keys, view, key + Traits::kKeys);
+      ptx::mbarrier_wait(barriers.values_empty(step.stage()), step.parity() ^ 1);
+      widen_tile(memory.stored_values(), memory.values(step.stage()), barriers.values_full(step.stage()));
+      step.advance();
+    }
   });
   load_queries_of(ItemView::none());
 }
