@@ -1,4 +1,4 @@
-"""What a weight format costs in quality: perplexity, and greedy agreement with float32.
+"""What a format of weights or of the KV cache costs in quality: perplexity, and greedy agreement with float32.
 
     python -m benchmarks.quality [--windows 16] [--length 512] [--llama-python VENV/bin/python] [--keep]
 
@@ -31,13 +31,15 @@ from cudaprefill.text.tokenizer import Tokenizer
 
 RESULTS = Path(__file__).resolve().with_name("results")
 LOGPROBS_SCRIPT = Path(__file__).resolve().with_name("peers") / "llama_cpp_logprobs.py"
-# dtype and linear_math; the first is what the others are compared with
+# dtype, linear_math and kv_cache_dtype; the first is what the others are compared with
 FORMATS = (
-    ("float32", "auto"),
-    ("auto", "float32"),
-    ("auto", "int16"),
-    ("auto", "int8"),
-    ("bfloat16", "auto"),
+    ("float32", "auto", "auto"),
+    ("auto", "float32", "auto"),
+    ("auto", "int16", "auto"),
+    ("auto", "int8", "auto"),
+    ("bfloat16", "auto", "auto"),
+    ("float32", "auto", "bfloat16"),
+    ("float32", "auto", "fp8"),
 )
 
 
@@ -66,11 +68,13 @@ def manual_windows(tokenizer: Tokenizer, count: int, length: int) -> list[list[i
     return [tokens[start : start + length] for start in starts]
 
 
-def our_scores(model: Path, dtype: str, linear_math: str, windows: list[list[int]]) -> tuple[str, Scores]:
+def our_scores(
+    model: Path, dtype: str, linear_math: str, kv_cache_dtype: str, windows: list[list[int]]
+) -> tuple[str, Scores]:
     """The name of the format as the engine tells it, and its scores."""
     logprobs: list[float] = []
     best: list[int] = []
-    with LLM(model, dtype=dtype, linear_math=linear_math) as llm:
+    with LLM(model, dtype=dtype, linear_math=linear_math, kv_cache_dtype=kv_cache_dtype) as llm:
         outputs = llm.generate(windows, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1))
         for output in outputs:
             assert output.prompt_logprobs is not None
@@ -79,7 +83,8 @@ def our_scores(model: Path, dtype: str, linear_math: str, windows: list[list[int
                 logprobs.append(told[token].logprob)
                 best.append(next(other for other, logprob in told.items() if logprob.rank == 1))
         activations = "" if llm.info.linear_math == "float32" else f", {llm.info.linear_math} activations"
-        return f"{llm.info.dtype}{activations}", Scores(logprobs, best)
+        cache = "" if kv_cache_dtype == "auto" else f", {llm.info.kv_cache_dtype} KV"
+        return f"{llm.info.dtype}{activations}{cache}", Scores(logprobs, best)
 
 
 def llama_cpp_scores(python: str, model: Path, windows: list[list[int]]) -> Scores:
@@ -117,8 +122,8 @@ def main() -> int:
     windows = manual_windows(Tokenizer.load(model), flags.windows, flags.length)
     reference: Scores | None = None
     found: list[Quality] = []
-    for dtype, linear_math in FORMATS:
-        name, scores = our_scores(model, dtype, linear_math, windows)
+    for dtype, linear_math, kv_cache_dtype in FORMATS:
+        name, scores = our_scores(model, dtype, linear_math, kv_cache_dtype, windows)
         reference = reference or scores
         found.append(quality(f"cudaprefill, {name}", scores, reference))
         print(f"quality: {found[-1].name} done", file=sys.stderr, flush=True)

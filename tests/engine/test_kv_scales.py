@@ -16,7 +16,7 @@ from cudaprefill.config import EngineConfig
 from cudaprefill.engine.factory import build_engine
 from cudaprefill.engine.kv_cache import KVCache
 from cudaprefill.engine.kv_scales import FLOAT8, MARGIN, calibrated_scales, largest_numbers, scales_for
-from cudaprefill.models import WeightsError, load_model
+from cudaprefill.models import UnsupportedModelError, WeightsError, load_model
 from cudaprefill.text.tokenizer import Tokenizer
 from tests.models.tiny import save_tiny_model
 from tests.text.made_tokenizers import byte_level, write_folder
@@ -125,6 +125,30 @@ def test_scales_of_a_checkpoint_are_used(
         assert torch.equal(scales[layer, 0], (k_scale * 2**layer).expand(2))
         assert torch.equal(scales[layer, 1], (v_scale * 2**layer).expand(2))
     assert build_engine(EngineConfig(model=path, **SMALL)).info.kv_scales is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "runs"),
+    [
+        ({}, True),
+        ({"config_groups": {"group_0": {"targets": ["Linear"]}}}, False),
+        ({"kv_cache_scheme": None}, False),
+        ({"kv_cache_scheme": {"type": "int", "num_bits": 8}}, False),
+    ],
+)
+def test_a_checkpoint_may_quantise_its_kv_cache_and_nothing_else(
+    folder: Path, tmp_path: Path, changed: dict[str, Any], runs: bool
+) -> None:
+    scheme = {"type": "float", "num_bits": 8, "strategy": "tensor", "symmetric": True, "dynamic": False}
+    told = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme} | changed
+    path = with_scales(folder, tmp_path / "model", {})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    if runs:
+        load_model(path)
+    else:
+        with pytest.raises(UnsupportedModelError, match="quantization_config"):
+            load_model(path)
 
 
 @pytest.mark.parametrize(

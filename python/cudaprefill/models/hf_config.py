@@ -65,8 +65,9 @@ def parse_hf_config(config: dict[str, Any], generation: dict[str, Any] | None = 
     family = _family(Fields(config, "config.json"))
     fields = Fields({**family.defaults, **config}, "config.json")
     for key, allowed in {**_NEUTRAL, **family.neutral}.items():
-        if key not in family.read:
-            fields.only(key, *allowed)
+        if key in family.read or (key == "quantization_config" and _is_of_the_kv_cache_alone(config.get(key))):
+            continue
+        fields.only(key, *allowed)
     given = {key: value for key, value in (generation or {}).items() if value is not None}
     ids = Fields({**fields.values, **given}, "config")
     return dataclasses.replace(
@@ -74,6 +75,17 @@ def parse_hf_config(config: dict[str, Any], generation: dict[str, Any] | None = 
         bos_token_id=None if ids.get("bos_token_id") is None else ids.integer("bos_token_id", minimum=0),
         eos_token_ids=_eos_token_ids(ids),
     )
+
+
+def _is_of_the_kv_cache_alone(quantization: Any) -> bool:
+    """Whether weights and activations are as they were, and the checkpoint has scales of a float8 KV cache.
+
+    As compressed-tensors writes it: no group of layers, and a scheme of the cache.
+    """
+    if not isinstance(quantization, dict) or quantization.get("config_groups") or quantization.get("quant_algo"):
+        return False
+    scheme = quantization.get("kv_cache_scheme")
+    return isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
 
 
 def read_json(path: Path) -> dict[str, Any]:
