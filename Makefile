@@ -52,7 +52,9 @@ cuda: $(VENV)/built $(VENV)/cuda-tools
 GPU_BUILD := build/gpu
 GPU_SECONDS ?= 420
 SANITIZER ?= $(or $(shell command -v compute-sanitizer),/usr/local/cuda/bin/compute-sanitizer)
-gpu-check: gpu-build gpu-test gpu-bench gpu-sanitize
+# A part that fails does not keep the others from being run.
+gpu-check:
+	$(MAKE) -j1 --keep-going gpu-test gpu-bench gpu-sanitize
 
 gpu-build:
 	cmake -S . -B $(GPU_BUILD) -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" -DCUDAPREFILL_BUILD_TESTS=OFF

@@ -44,7 +44,7 @@ class EmulatedDevice : public cuda::Device {
   void run(const std::function<void()>& op) {
     Machine& machine = Machine::instance();
     auto& memory = DeviceMemory::instance();
-    constexpr uint64_t kMostBytes = uint64_t{1} << 28;
+    constexpr uint64_t kMostBytes = uint64_t{1} << 28;  // more is what tests of far offsets have, and hardly touch
     std::optional<DeviceMemory::Contents> given;
     if (machine.launches_are_programmatic() && memory.bytes() <= kMostBytes) {
       given.emplace(memory.take_contents());
