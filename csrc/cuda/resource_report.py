@@ -39,6 +39,7 @@ HOPPER = "_sm90_kernel"  # ends the names of the kernels that exist for Hopper a
 # Threads and bytes of dynamic shared memory of the kernels that have no head size.
 SHAPES_WITHOUT_HEADS = {
     "write_kv_kernel": (128, 0),
+    "write_float8_kv_kernel": (128, 0),
     "copy_blocks_kernel": (128, 0),
     "activate_and_mul_kernel": (256, 0),
     "rms_norm_kernel": (1024, 0),
