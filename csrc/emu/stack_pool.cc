@@ -17,8 +17,12 @@ StackPool& StackPool::local() {
   return pool;
 }
 
-StackPool::~StackPool() {
-  for (void* stack : free_) munmap(static_cast<char*>(stack) - page_bytes(), kStackBytes + page_bytes());
+StackPool::~StackPool() { trim(0); }
+
+void StackPool::trim(size_t most) {
+  for (; free_.size() > most; free_.pop_back()) {
+    munmap(static_cast<char*>(free_.back()) - page_bytes(), kStackBytes + page_bytes());
+  }
 }
 
 void* StackPool::take() {

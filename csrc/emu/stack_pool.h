@@ -21,6 +21,9 @@ class StackPool {
   // The lowest address of a free stack. The page below it is not mapped: an overflow crashes instead of corrupting.
   void* take();
   void give_back(void* stack);
+  // Leaves so many free stacks at most: a process has room for some 30,000, and each module of kernels has its own
+  // pool.
+  void trim(size_t most);
 
  private:
   std::vector<void*> free_;

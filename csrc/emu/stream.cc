@@ -6,6 +6,7 @@
 
 #include "csrc/emu/device_memory.h"
 #include "csrc/emu/machine.h"
+#include "csrc/emu/stack_pool.h"
 
 namespace cudaprefill::emu {
 
@@ -17,12 +18,15 @@ void Stream::add(Grid grid, std::mt19937_64& random) {
 }
 
 void Stream::run(Machine& machine) {
+  constexpr size_t kKeptStacks = 128;
   try {
     while (!grids_.empty()) step(machine);
+    StackPool::local().trim(kKeptStacks);
   } catch (...) {
     if (is_early()) DeviceMemory::instance().show_writes();
     DeviceMemory::instance().forget_writes();
     grids_.clear();  // unwinds the fibers
+    StackPool::local().trim(kKeptStacks);
     throw;
   }
 }
