@@ -159,6 +159,9 @@ def test_a_checkpoint_may_quantise_its_kv_cache_and_nothing_else(
         ({"model.layers.0.self_attn.k_scale": torch.tensor(-1.0)}, "must hold normal numbers above 0, got -1"),
         ({"model.layers.0.self_attn.k_scale": torch.tensor(0.0)}, "must hold normal numbers above 0, got 0"),
         ({"model.layers.0.mlp.k_scale": torch.tensor(1.0)}, "unexpected tensor 'model.layers.0.mlp.k_scale'"),
+        ({"model.layers.0.self_attn.v_proj.k_scale": torch.tensor(1.0)}, "unexpected tensor .*v_proj.k_scale"),
+        ({"model.layers.2.self_attn.k_scale": torch.tensor(1.0)}, "k_scale' is of layer 2, and the last layer is 1"),
+        ({"model.layers.1.self_attn.attn.v_scale": torch.tensor(1.0)}, "are both the v_scale of layer 1"),
     ],
 )
 def test_scales_that_do_not_fit_are_refused_by_name(

@@ -22,7 +22,7 @@ from cudaprefill.models.errors import WeightsError
 if TYPE_CHECKING:
     from cudaprefill.models.weights import TensorSource
 
-_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.|v_proj\.|qkv_proj\.)?([kv])_scale")
+_SCALE = re.compile(r"model\.layers\.(\d+)\.self_attn\.(?:attn\.|qkv_proj\.|k_proj\.(?=k)|v_proj\.(?=v))?([kv])_scale")
 
 
 def is_scale(name: str) -> bool:
@@ -30,8 +30,10 @@ def is_scale(name: str) -> bool:
 
 
 def check_scales(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises WeightsError naming a scale that is missing beside others, or has another number of elements."""
-    names = _scales_by_place(shapes)
+    """Raises WeightsError naming a scale that is missing beside others, that is there twice, that has another number of
+    elements, or whose layer the model does not have.
+    """
+    names = _scales_by_place(config, shapes)
     if not names:
         return
     for layer in range(config.num_layers):
@@ -51,7 +53,7 @@ def read_scales(config: ModelConfig, source: TensorSource, device: torch.device)
 
     Raises WeightsError for a scale that is not a normal number above 0.
     """
-    names = _scales_by_place(source.shapes)
+    names = _scales_by_place(config, source.shapes)
     if not names:
         return None
     scales = torch.empty((config.num_layers, 2, config.num_kv_heads))
@@ -64,9 +66,17 @@ def read_scales(config: ModelConfig, source: TensorSource, device: torch.device)
     return scales.to(device)
 
 
-def _scales_by_place(names: Iterable[str]) -> dict[tuple[int, str], str]:
-    found = {}
+def _scales_by_place(config: ModelConfig, names: Iterable[str]) -> dict[tuple[int, str], str]:
+    """By layer and "k" or "v"."""
+    found: dict[tuple[int, str], str] = {}
     for name in names:
         if match := _SCALE.fullmatch(name):
-            found[int(match[1]), match[2]] = name
+            layer, which = int(match[1]), match[2]
+            if layer >= config.num_layers:
+                raise WeightsError(
+                    f"tensor {name!r} is of layer {layer}, and the last layer is {config.num_layers - 1}"
+                )
+            other = found.setdefault((layer, which), name)
+            if other != name:
+                raise WeightsError(f"tensors {other!r} and {name!r} are both the {which}_scale of layer {layer}")
     return found
