@@ -62,6 +62,15 @@ def test_what_cannot_be_set_is_named(variables: Any, reason: str) -> None:
     assert reason in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["chat_template", "conversation", "tokenize", "return_dict"])
+def test_a_setting_of_the_renderer_is_no_variable(name: str) -> None:
+    """`chat_template` would otherwise be a template of the request's own."""
+    template = ChatTemplate(f"{{{{ messages[0].content }}}}{{{{ {name} }}}}{{{{ mood }}}}", {})
+    with pytest.raises(ValueError, match=f"has '{name}', but the model's chat template reads only mood"):
+        template.check_variables({name: "{{ 6 * 7 }}"})
+    assert template.render(MESSAGES, **template.check_variables({"mood": "!"})) == "hi!"
+
+
 def test_without_a_template_nothing_is_set() -> None:
     with pytest.raises(ValueError, match="no chat template"):
         ChatTemplate(None, {}).check_variables({"enable_thinking": True})

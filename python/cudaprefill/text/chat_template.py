@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 from cudaprefill.sampling_params import show
@@ -60,8 +61,9 @@ class ChatTemplate:
     def _free_variables(self) -> frozenset[str]:
         from jinja2 import TemplateError
 
+        settings = signature(self._renderer.apply_chat_template).parameters.keys()  # it would take them for its own
         try:
-            return free_variables(self._require_source())
+            return free_variables(self._require_source()) - settings
         except TemplateError as error:
             raise ValueError(f"the chat template is none: {error}") from error
 
