@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import ssl
 import subprocess
@@ -17,7 +18,9 @@ from cudaprefill.client import Client, ConnectionFailedError
 from cudaprefill.server.config import ServerConfig
 from cudaprefill.server.tls import check_certificate
 from cudaprefill_tui.server_link import ServerLink
+from tests.server.asking import COMPLETION_FIELDS, COMPLETIONS
 from tests.server.chat_server import ChatServer
+from tests.server.running import RunningServer
 
 pytestmark = pytest.mark.skipif(
     shutil.which("openssl") is None, reason="openssl, which makes the certificate, is missing"
@@ -91,6 +94,29 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(server: ChatServer) -
         pytest.raises(ConnectionFailedError, match=r"is not trusted: self-signed .* SSL_CERT_FILE"),
     ):
         client.connect()
+
+
+def test_nothing_is_computed_for_a_connection_too_many(files: tuple[str, str]) -> None:
+    """Not even if it came with a request at once: TLS hands over what it has when the connection is closing."""
+    body = json.dumps(COMPLETION_FIELDS).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    context = ssl.create_default_context(cafile=files[0])
+
+    def connect(server: RunningServer) -> ssl.SSLSocket:
+        return context.wrap_socket(server.connect(), server_hostname="127.0.0.1")
+
+    config = {"ssl_certfile": files[0], "ssl_keyfile": files[1], "max_connections": 1}
+    with RunningServer(config=config) as server, connect(server) as first:
+        first.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert first.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        for _ in range(5):
+            with connect(server) as refused:
+                refused.sendall(head + body)
+                assert refused.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
+                while refused.recv(1 << 16):
+                    pass
+        server.wait_until_idle()
+        assert server.in_engine(lambda engine: engine.scheduler.num_steps) == 0
 
 
 def test_files_that_cannot_be_are_named_before_the_model_is_loaded(

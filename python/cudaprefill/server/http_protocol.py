@@ -79,6 +79,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # TLS still hands over what it has: nobody is there to hear an answer
+            return
         self._beside_body += len(data)
         super().data_received(data)
         if self._beside_body > MAX_HEAD_SIZE and not self.transport.is_closing():
