@@ -22,7 +22,7 @@ from tests.cuda.test_attention_properties import PROPERTY, REQUEST, SHAPE, batch
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_prefill_attention
 from tests.ops.attention_calls import prefill
-from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.attention_reference import FLOAT8, POISONED_BLOCK, assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)
 
@@ -52,6 +52,20 @@ def test_every_head_size(hopper, head_size, dtype):
 def test_many_tiles_of_rows_and_keys(head_size):
     chunks = half_batch([210, 70], [210, 500], head_size=head_size, num_q_heads=2, num_kv_heads=1)
     assert_as_exact_as_torch(prefill(chunks), chunks)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, FLOAT8], ids=["16 bits", "float8"])
+@pytest.mark.parametrize(("head_size", "window"), [(64, 0), (64, 112), (128, 0)])
+def test_contexts_that_end_around_a_page_or_a_tile(head_size, window, kv_dtype):
+    """Beside requests without new tokens, whose blocks may be anywhere; of few rows, and of many."""
+    tile = {64: 112, 128: 128}[head_size]
+    lengths = [end + past for end in (16, tile, 2 * tile, 3 * tile) for past in (-1, 0, 1)]
+    new = [(1, 2, 70)[i % 3] if length > 70 else 1 for i, length in enumerate(lengths)]
+    batch = half_batch([*new, 0, 0], [*lengths, 0, 300], kv_dtype=kv_dtype, head_size=head_size, num_q_heads=2)
+    table = batch.block_table.clone()
+    table[len(new) :] = POISONED_BLOCK
+    batch = replace(batch, block_table=table)
+    assert_as_exact_as_torch(prefill(batch, window), batch, window)
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(24, 4), (28, 4), (40, 8), (6, 2), (71, 1), (4, 4)])

@@ -29,6 +29,16 @@ def test_every_head_size(kernel, head_size, dtype):
     assert_as_exact_as_torch(prefill(chunks), chunks)
 
 
+@pytest.mark.parametrize("window", [0, 1, 17, 112])
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_contexts_that_end_around_a_page_or_a_tile(kernel, head_size, window):
+    """Tiles of keys are 112, 128 and 80 long, and thrice or twice that of few rows at once."""
+    lengths = [end + past for end in (16, 80, 112, 128, 160, 224, 256, 336) for past in (-1, 0, 1)]
+    for most in (1, 70):  # few rows, and many
+        chunks = half_batch([min(length, most) for length in lengths], lengths, head_size=head_size)
+        assert_as_exact_as_torch(prefill(chunks, window), chunks, window)
+
+
 @pytest.mark.parametrize("window", [1, 17, 200])
 def test_a_window(kernel, window):
     chunks = half_batch([150, 1, 270], [930, 40, 270], head_size=128)

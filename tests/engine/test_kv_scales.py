@@ -50,6 +50,12 @@ def test_heads_of_zeros_get_a_scale_of_one() -> None:
     assert scales_for(torch.zeros(2)).tolist() == [1.0, 1.0]
 
 
+def test_heads_of_next_to_nothing_get_a_scale_that_can_be_inverted() -> None:
+    scales = scales_for(torch.tensor([1e-45, 1e-40, 1e-37]))
+    assert (scales >= torch.finfo(torch.float32).tiny).all()
+    assert (1 / scales).isfinite().all()
+
+
 @torch.inference_mode()
 def test_the_largest_numbers_are_those_of_transformers(tmp_path: Path) -> None:
     reference: Any = save_tiny_model(tmp_path, "qwen2")
@@ -158,6 +164,10 @@ def test_a_checkpoint_may_quantise_its_kv_cache_and_nothing_else(
         ({"model.layers.1.self_attn.v_scale": torch.ones(3)}, "must have 1 element or 2, one for each KV head, got 3"),
         ({"model.layers.0.self_attn.k_scale": torch.tensor(-1.0)}, "must hold normal numbers above 0, got -1"),
         ({"model.layers.0.self_attn.k_scale": torch.tensor(0.0)}, "must hold normal numbers above 0, got 0"),
+        (
+            {"model.layers.0.self_attn.k_scale": torch.tensor([0.5, torch.inf])},
+            "must hold normal numbers above 0, got inf",
+        ),
         ({"model.layers.0.mlp.k_scale": torch.tensor(1.0)}, "unexpected tensor 'model.layers.0.mlp.k_scale'"),
         ({"model.layers.0.self_attn.v_proj.k_scale": torch.tensor(1.0)}, "unexpected tensor .*v_proj.k_scale"),
         ({"model.layers.2.self_attn.k_scale": torch.tensor(1.0)}, "k_scale' is of layer 2, and the last layer is 1"),

@@ -55,9 +55,12 @@ x^2 + y^2 = r^2, e = 2.718281828459045, 1/3 + 1/6 = 1/2; 0x7fff, 192.168.0.1, ht
 
 
 def scales_for(largest: Tensor) -> Tensor:
-    """The smallest power of two with which numbers `MARGIN` times as large as these can be stored; 1 for zeros."""
+    """The smallest power of two with which numbers `MARGIN` times as large as these can be stored; 1 for zeros.
+
+    It is a normal float32 number for all of these, as the ops ask: of a subnormal one the inverse is infinite.
+    """
     needed = largest.double() * MARGIN / torch.finfo(FLOAT8).max
-    return torch.where(largest > 0, needed.log2().ceil().exp2(), 1.0).float()
+    return torch.where(largest > 0, needed.log2().ceil().exp2().clamp(min=torch.finfo(torch.float32).tiny), 1.0).float()
 
 
 def calibrated_scales(model: Decoder, tokenizer: Tokenizer, max_model_len: int) -> Tensor:

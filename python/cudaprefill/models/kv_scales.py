@@ -61,8 +61,9 @@ def read_scales(config: ModelConfig, source: TensorSource, device: torch.device)
         stored = torch.empty(source.shapes[name])
         source.copy_into(name, stored)
         scales[layer, "kv".index(which)] = stored.flatten()
-        if not (stored.isfinite() & (stored >= torch.finfo(torch.float32).tiny)).all():
-            raise WeightsError(f"tensor {name!r} must hold normal numbers above 0, got {stored.min().item():g}")
+        wrong = stored[~(stored.isfinite() & (stored >= torch.finfo(torch.float32).tiny))]
+        if len(wrong):
+            raise WeightsError(f"tensor {name!r} must hold normal numbers above 0, got {wrong[0].item():g}")
     return scales.to(device)
 
 
