@@ -56,6 +56,18 @@ def test_a_linear_machine_is_known_also_beyond_what_was_seen() -> None:
     assert model.median_error < 1e-3
 
 
+@pytest.mark.parametrize("seed", [9, 11])
+def test_steps_that_seem_to_cost_nothing_are_drawn_as_numbers(seed: int) -> None:
+    """Durations over eleven powers of ten, as of a machine that slept: no cost above zero may explain a short one."""
+    random = np.random.default_rng(seed)
+    works, durations = some_works(20, seed), 10 ** random.uniform(-9, 2, 20)
+    pairs = enumerate(zip(works, durations, strict=True))
+    model = StepModel([StepTime(work, float(duration), None, 10.0 * i) for i, (work, duration) in pairs])
+    assert min(map(model.predict, works)) == 0
+    drawn = [model.draw(work, 10.0 * i, random) for i, work in enumerate(works) for _ in range(10)]
+    assert np.isfinite(drawn).all()
+
+
 def test_draws_scatter_as_the_steps_did() -> None:
     random = np.random.default_rng(1)
     times = [

@@ -13,7 +13,7 @@ _NEIGHBOURS = 8  # steps before a step and as many behind it, that tell with it 
 _FARTHEST = 1.0  # seconds from a step, beyond which its neighbours tell nothing
 _ROUNDS = 8
 _LEAST_DEVIATION = 1e-3  # from neighbours that is taken for chance
-_LEAST_SHARE = 1e-3  # of what a step took, that it must cost: there are logarithms of it
+LEAST_SHARE = 1e-3  # of what a step took, that it must cost: it is divided by, and there are logarithms of it
 
 
 class Pace:
@@ -46,7 +46,7 @@ def fit_cost_and_pace(features: Array, durations: Array, starts: Array) -> tuple
     neighbours = _Neighbours(starts)
     costs, weights = fit_relative(features, durations), np.ones(len(durations))
     for _ in range(_ROUNDS):
-        usual = np.maximum(features @ costs, _LEAST_SHARE * durations)
+        usual = np.maximum(features @ costs, LEAST_SHARE * durations)
         off = np.log(durations / usual)
         common = neighbours.mean(off, weights)
         own, shared = max(_deviation(off - common), _LEAST_DEVIATION), _deviation(common)
@@ -60,7 +60,7 @@ def fit_cost_and_pace(features: Array, durations: Array, starts: Array) -> tuple
             roots[:, None] * (relative - common_share[:, None] * neighbours.mean(relative, weights)),
             roots * (target - common_share * neighbours.mean(target, weights)),
         )
-    usual = np.maximum(features @ costs, _LEAST_SHARE * durations)
+    usual = np.maximum(features @ costs, LEAST_SHARE * durations)
     return costs, Pace(starts, np.exp(neighbours.mean(np.log(durations / usual), weights)))
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cudaprefill.engine.step_cost import StepWork
 from cudaprefill.observe.events import RequestEvent, RequestEventKind, StepEvent
 from cudaprefill.observe.explain.work import work_of
-from cudaprefill.tune.pace import fit_cost_and_pace
+from cudaprefill.tune.pace import LEAST_SHARE, fit_cost_and_pace
 
 Array = NDArray[np.float64]
 
@@ -84,7 +84,7 @@ class StepModel:
         starts = np.array([time.start for time in times])
         self._coefficients, self._pace = fit_cost_and_pace(features, durations, starts)
         predicted = features @ self._coefficients
-        ratios = durations / (predicted * self._pace.of_steps)
+        ratios = durations / (np.maximum(predicted, LEAST_SHARE * durations) * self._pace.of_steps)
         self.median_error = float(np.median(np.abs(1 / ratios - 1)))
         self._scatter = Scatter(predicted, ratios)
         gaps = [(time.work.decodes, max(0.0, time.gap)) for time in times if time.gap is not None]
