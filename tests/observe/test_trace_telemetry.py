@@ -19,6 +19,7 @@ ENGINE = {
     "family": "llama",
     "num_parameters": 1,
     "dtype": "float32",
+    "kv_cache_dtype": "float8_e4m3fn",
     "device": "cpu",
     "kernels": "none",
     "threads": 1,
@@ -103,6 +104,15 @@ def test_a_request_of_a_trace_is_explained(trace: Trace) -> None:
     assert sum(part.duration for part in account.parts) == pytest.approx(account.total)
     with pytest.raises(KeyError):
         trace_account(trace, "nobody")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_kv_cache_has_the_dtype_that_a_trace_tells_and_an_older_one_plays_without(trace: Trace, told: bool) -> None:
+    engine = {name: value for name, value in ENGINE.items() if told or name != "kv_cache_dtype"}
+    header = TraceHeader("1.0", engine, SCHEDULER, time=1000.0, unix_time=1.7e9)
+    _, snapshot = next(iter(trace_telemetry(Trace(header, trace.events, 0, 0))))
+    assert isinstance(snapshot, TelemetrySnapshot)
+    assert snapshot.engine.kv_cache_dtype == ("float8_e4m3fn" if told else "unknown")
 
 
 def test_an_empty_trace_has_no_telemetry_and_a_strange_header_is_refused_by_name(trace: Trace) -> None:

@@ -112,7 +112,7 @@ class EngineDescription:
     family: str
     num_parameters: int
     dtype: str
-    kv_cache_dtype: str
+    kv_cache_dtype: str = "unknown"  # of a recording that is older than this field
     device: str
     kernels: str
     threads: int
