@@ -126,10 +126,6 @@ def test_every_part_says_where_its_figures_are_from_and_has_a_line_for_each(tmp_
             },
             ["| traced | 0.9985 (0.9970 to 1.0000), 600 pairs | 0.9985", "43 microseconds a step", "0.37% of the time"],
         ),
-        page.turns_part: (
-            {"turns": {"short": {"reads": 1234, "p50_ms": 0.05, "p90_ms": 0.1, "p99_ms": 1.0, "max_ms": 9.0}}},
-            ["| short | 1,234 | 0.05 ms | 0.10 ms | 1.00 ms |"],
-        ),
         page.explain_part: (
             account,
             ["| its read returned | 0.20 ms | 5.48 ms | 90.0% of 10 |", "| 1 of 2 cores |", "| 100.0% of 10 |"],

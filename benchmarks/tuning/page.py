@@ -178,15 +178,6 @@ def explain_part(path: Path) -> str:
     return f"{_source(path, content)}\n\n{_table(head, rows)}"
 
 
-def turns_part(path: Path) -> str:
-    content = json.loads(path.read_text())
-    rows = [
-        f"| {kind} | {row['reads']:,} | {row['p50_ms']:.2f} ms | {row['p90_ms']:.2f} ms | {row['p99_ms']:.2f} ms |"
-        for kind, row in content["turns"].items()
-    ]
-    return f"{_source(path, content)}\n\n{_table('| turns | reads | late by, p50 | p90 | p99 |', rows)}"
-
-
 def _none(command: str) -> str:
     return f"No result is kept yet: `{command}`."
 
@@ -204,7 +195,6 @@ PARTS = (
     ),
     PagePart("tracing", "*-tracing.json", tracing_part, _none("python -m benchmarks.tracing --keep")),
     PagePart("explain", "*-explain.json", explain_part, _none("python -m benchmarks.explain --keep")),
-    PagePart("turns", "*-turns.json", turns_part, _none("python -m benchmarks.turns --keep")),
 )
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cudaprefill.engine.output_delta import OutputDelta
 from cudaprefill.errors import EngineDeadError
-from cudaprefill.thread_turns import set_turn
 
 if TYPE_CHECKING:
     from cudaprefill.engine.engine import Engine
@@ -140,7 +139,6 @@ class EngineThread:
         return reason
 
     def _run(self) -> None:
-        set_turn(None)  # an event loop that starts the engine may have short ones, which are not for kernels
         try:
             while True:
                 self._run_commands()

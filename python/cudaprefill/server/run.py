@@ -23,7 +23,6 @@ from cudaprefill.server.app import create_app
 from cudaprefill.server.config import ServerConfig
 from cudaprefill.server.http_protocol import HttpProtocol
 from cudaprefill.server.state import ServerState
-from cudaprefill.thread_turns import SHORT, set_turn
 
 # Between a token and its byte on the socket lies a change of threads. Python's own 5 ms would be most of that time.
 SWITCH_INTERVAL = 0.0005  # seconds
@@ -124,7 +123,6 @@ def set_aside() -> None:
 async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, announce: Callable[[str], None]) -> int:
     """Serves until `stop` is set or the engine has died for good; then ends in order. Returns the exit status."""
     await state.start()
-    set_turn(SHORT)  # kernels keep all cores busy: a request and a token must not wait until one of them pauses
     try:
         server = _Server(
             uvicorn.Config(
