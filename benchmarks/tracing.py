@@ -2,10 +2,11 @@
 
     python -m benchmarks.tracing [--minutes 5] [--keep]
 
-One engine decodes eight streams and takes a new prompt in every segment. Segments of four steps come in pairs: every
+One engine decodes eight streams and takes a new prompt in every segment. Segments of eight steps come in pairs: every
 other pair has one of the two traced, the pairs between have none, and tell what the procedure resolves. Who comes first
 changes from pair to pair, so that what drifts falls on both. A segment ends when its events are in the file: nothing of
-its cost is left to the next one, and the change to the writer's thread, which a run has once a second, is paid in each.
+its cost is left to the next one. So the writer's thread is woken once a segment, some eight times a second on two cores;
+in a run it is once a second.
 
 The ratio of a pair is robust where the machine is not: the median of all is told, with the interval that 95 % of the
 medians of resampled pairs lie in; once by the time that passed, once by the processor time of all threads, which does
@@ -36,7 +37,7 @@ from cudaprefill.observe.events import RequestEvent, StepEvent
 from cudaprefill.observe.trace import TraceWriter
 
 STREAMS, STREAM_TOKENS, PROMPT_TOKENS = 8, 400, 64
-STEPS = 4  # of a segment; the first has a prompt in it
+STEPS = 8  # of a segment; the first has a prompt in it
 RESAMPLED = 2000
 
 
