@@ -5,7 +5,7 @@
 One engine decodes eight streams and takes a new prompt in every segment. Segments of eight steps come in pairs: every
 other pair has one of the two traced, the pairs between have none, and tell what the procedure resolves. Who comes first
 changes from pair to pair, so that what drifts falls on both. A segment ends when its events are in the file: nothing of
-its cost is left to the next one. So the writer's thread is woken once a segment, some eight times a second on two cores;
+its cost is left to the next one. So the writer's thread is woken once a segment, some eight times a second here;
 in a run it is once a second.
 
 The ratio of a pair is robust where the machine is not: the median of all is told, with the interval that 95 % of the
