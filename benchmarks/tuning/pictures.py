@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.page_parts import ROOT
 from cudaprefill.protocol.itl_target import itl_target_text
-from cudaprefill.tune.report import COLOURS, Axis, tick
+from cudaprefill.tune.chart import COLOURS, Axis, grid, tick
 
 PICTURES = ROOT / "docs" / "tuning"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 680, 420, 72, 650, 56, 360
@@ -32,10 +32,10 @@ class AxisFromZero:
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self._step = next(step for step in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, math.inf) if max(values) < 6 * step)
-        self._high, self._begin, self._end = 1.15 * max(values), begin, end
+        self._high, self.begin, self.end = 1.15 * max(values), begin, end
 
     def place(self, value: float) -> float:
-        return self._begin + value / self._high * (self._end - self._begin)
+        return self.begin + value / self._high * (self.end - self.begin)
 
     def ticks(self) -> list[float]:
         return [self._step * count for count in range(7) if self._step * count <= self._high]
@@ -65,15 +65,8 @@ def scatter(
         f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 16}" text-anchor="middle">{escape(names[0])}</text>',
         f'<text x="18" y="{HEIGHT / 2}" transform="rotate(-90 18 {HEIGHT / 2})" text-anchor="middle">'
         f"{escape(names[1])}</text>",
+        *grid(across, up, across_tick),
     ]
-    for value in across.ticks():
-        x = across.place(value)
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{BOTTOM}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{BOTTOM + 18}" text-anchor="middle">{across_tick(value)}</text>')
-    for value in up.ticks():
-        y = up.place(value)
-        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick(value)}</text>')
     if diagonal:
         parts += _bands(min(both), max(both), across.place, up.place)
     for point in points:

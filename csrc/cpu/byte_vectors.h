@@ -4,17 +4,16 @@
 //   low_nibbles(b), high_nibbles(b)      of each byte
 //   with_high_bits(b, h, n)   b plus the n-th two bits of each byte of h, 16 times as large
 //   signed_byte(b, i), unsigned_byte(b, i)   byte i of each lane as a float
-//   Words                     two signed words of 16 bits in each lane; even_words(b), odd_words(b): bytes 0 and 2, or
-//   1
-//                             and 3, of each lane, which are unsigned, or signed with even_signed_words(b) ..;
-//                             broadcast_words(p): the same two in all lanes
-//   store_part(p, part)       32 whole numbers in vectors of floats, to signed bytes, or to words: of each four of
-//   these
-//                             the two in the middle change places, so that two neighbours meet even_words and the other
-//                             two odd_words. NaN becomes any number.
+//   Words                     two signed words of 16 bits in each lane; broadcast_words(p): the same two in all lanes
+//   even_words(b), odd_words(b)      bytes 0 and 2, or 1 and 3, of each lane, which are unsigned; even_signed_words(b)
+//                             and odd_signed_words(b): which are signed
+//   store_part(p, part)       32 whole numbers in vectors of floats, to signed bytes, or to words: of each four words
+//                             the two in the middle change places, so that two neighbours meet even_words, and the
+//                             other two odd_words. NaN becomes any number.
 //   Ints                      broadcast_int(v), to_float(v); + works lane by lane
-//   multiply_add(sums, w, x)  sums plus, in each lane, the four products of w and x. x is signed, from -127 to 127;
-//                             w is from 0 to 63, or with multiply_add_signed signed. Exact: nothing saturates.
+//   multiply_add(sums, w, x)  sums plus, in each lane, the two products of words w and x, or the four of bytes. Of
+//                             bytes x is signed, from -127 to 127; w is from 0 to 63, or with multiply_add_signed
+//                             signed. Exact: nothing saturates.
 //   kOffsetOfSigned           multiply_add_signed gives the sums for w + kOffsetOfSigned instead of w. Where that is
 //                             not 0, w has to come from `with_offset`, and who adds subtracts it again.
 #pragma once
@@ -45,7 +44,6 @@ CUDAPREFILL_INLINE __m512i shifted_left(__m512i lanes, int bits) {
   return reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(lanes) << bits);
 }
 CUDAPREFILL_INLINE Bytes load_bytes(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
-CUDAPREFILL_INLINE void store_bytes(uint8_t* to, Bytes bytes) { _mm512_storeu_si512(to, bytes.lanes); }
 CUDAPREFILL_INLINE Bytes broadcast_bytes(const int8_t* from) {
   int32_t four;
   std::memcpy(&four, from, sizeof(four));
@@ -145,9 +143,6 @@ CUDAPREFILL_INLINE __m256i shifted_left(__m256i lanes, int bits) {
 CUDAPREFILL_INLINE Bytes load_bytes(const uint8_t* from) {
   return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
 }
-CUDAPREFILL_INLINE void store_bytes(uint8_t* to, Bytes bytes) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes.lanes);
-}
 CUDAPREFILL_INLINE Bytes broadcast_bytes(const int8_t* from) {
   int32_t four;
   std::memcpy(&four, from, sizeof(four));
@@ -245,7 +240,6 @@ CUDAPREFILL_INLINE Bytes load_bytes(const uint8_t* from) {
   std::memcpy(&bytes.lanes, from, sizeof(bytes.lanes));
   return bytes;
 }
-CUDAPREFILL_INLINE void store_bytes(uint8_t* to, Bytes bytes) { std::memcpy(to, &bytes.lanes, sizeof(bytes.lanes)); }
 CUDAPREFILL_INLINE Bytes broadcast_bytes(const int8_t* from) {
   int32_t four;
   std::memcpy(&four, from, sizeof(four));

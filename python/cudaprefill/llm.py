@@ -37,6 +37,9 @@ class LLM:
     with LLM() as llm:
         for output in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
             print(output.outputs[0].text)
+
+    On a CPU the kernels have threads of their own, and torch is left with one (`torch.set_num_threads`): a program that
+    computes with torch beside it sets its own number afterwards.
     """
 
     def __init__(

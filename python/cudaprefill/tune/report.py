@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from cudaprefill.config import flags_of
+from cudaprefill.tune.chart import COLOURS, Axis, grid
 from cudaprefill.tune.figures import Figures
 
 Settings = dict[str, Any]  # by SchedulerConfig's names
@@ -56,18 +56,6 @@ def as_json(rows: Sequence[Row], **more: Any) -> str:
 
 
 WIDTH, HEIGHT, MARGIN = 760, 460, 64
-COLOURS = (
-    "#4c72b0",
-    "#dd8452",
-    "#55a868",
-    "#c44e52",
-    "#8172b3",
-    "#937860",
-    "#da8bc3",
-    "#8c8c8c",
-    "#ccb974",
-    "#64b5cd",
-)
 
 
 def picture(rows: Sequence[Row], title: str) -> str:
@@ -82,15 +70,8 @@ def picture(rows: Sequence[Row], title: str) -> str:
         f'<text x="{WIDTH / 2}" y="24" text-anchor="middle" font-size="15">{escape(title)}</text>',
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">ITL</text>',
         f'<text x="16" y="{HEIGHT / 2}" transform="rotate(-90 16 {HEIGHT / 2})" text-anchor="middle">TTFT</text>',
+        *grid(across, up),
     ]
-    for value in across.ticks():
-        x = across.place(value)
-        parts.append(f'<line x1="{x:.1f}" y1="{up.end}" x2="{x:.1f}" y2="{up.begin}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{up.begin + 18}" text-anchor="middle">{tick(value)}</text>')
-    for value in up.ticks():
-        y = up.place(value)
-        parts.append(f'<line x1="{across.begin}" y1="{y:.1f}" x2="{across.end}" y2="{y:.1f}" stroke="#e5e5e5"/>')
-        parts.append(f'<text x="{across.begin - 6}" y="{y + 4:.1f}" text-anchor="end">{tick(value)}</text>')
     for index, (row, line) in enumerate(zip(rows, points, strict=True)):
         colour = COLOURS[index % len(COLOURS)]
         places = [(across.place(max(itl, 1e-6)), up.place(max(ttft, 1e-6))) for itl, ttft in line]
@@ -104,27 +85,3 @@ def picture(rows: Sequence[Row], title: str) -> str:
         parts.append(f'<rect x="{MARGIN}" y="{y - 9}" width="10" height="10" fill="{colour}"/>')
         parts.append(f'<text x="{MARGIN + 16}" y="{y}">{escape(row.name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-class Axis:
-    """Logarithmic, over whole steps of 1, 2, 5, 10 ... around the values."""
-
-    def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
-        self.begin, self.end = begin, end
-        low, high = math.log10(min(values)), math.log10(max(values))
-        self._low, self._high = math.floor(low * 3) / 3, math.ceil(high * 3 + 1e-9) / 3
-        if self._high <= self._low:
-            self._high = self._low + 1 / 3
-
-    def place(self, value: float) -> float:
-        share = (math.log10(value) - self._low) / (self._high - self._low)
-        return self.begin + share * (self.end - self.begin)
-
-    def ticks(self) -> list[float]:
-        powers = range(math.floor(self._low), math.ceil(self._high) + 1)
-        values = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-        return [value for value in values if self._low - 1e-9 <= math.log10(value) <= self._high + 1e-9]
-
-
-def tick(seconds: float) -> str:
-    return f"{seconds * 1e3:g} ms" if seconds < 1 else f"{seconds:g} s"
