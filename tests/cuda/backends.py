@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,26 @@ def emulation():
         define_library("cudaprefill_emulated")
         module.register_kernels("cudaprefill_emulated")
     return module
+
+
+@contextmanager
+def as_it_usually_is(device: Any) -> Iterator[Any]:
+    """An emulated device as tests expect it, and the same afterwards, whatever they set and however they end."""
+    _set_back(device)
+    try:
+        yield device
+    finally:
+        _set_back(device)
+
+
+def _set_back(device: Any) -> None:
+    device.set_compute_capability(80)
+    device.set_num_multiprocessors(4)
+    device.set_l2_bytes(40 * 2**20)
+    device.set_prefill_kernel("best")
+    device.set_decode_kernel("best")
+    device.set_seed(0)
+    device.reset_counters()
 
 
 def on_cuda(op: torch._ops.OpOverload) -> Callable[..., object]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cuda.backends import GPU_BACKENDS, backend_of_ops, emulation
+from tests.cuda.backends import GPU_BACKENDS, as_it_usually_is, backend_of_ops, emulation
 
 
 @pytest.fixture(params=GPU_BACKENDS)
@@ -19,11 +19,5 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def emulated() -> Iterator[object]:
     """The emulated device, for tests that set it up or read its counters."""
-    device = emulation()
-    device.set_seed(0)
-    device.set_num_multiprocessors(4)
-    device.reset_counters()
-    with backend_of_ops("emulated"):
+    with as_it_usually_is(emulation()) as device, backend_of_ops("emulated"):
         yield device
-    device.set_seed(0)
-    device.set_num_multiprocessors(4)

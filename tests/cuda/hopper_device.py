@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from cudaprefill import ops
-from tests.cuda.backends import OP_NAMES, backend_of_ops, emulation, ops_replaced_by, skipping_refusals
+from tests.cuda.backends import (
+    OP_NAMES,
+    as_it_usually_is,
+    backend_of_ops,
+    emulation,
+    ops_replaced_by,
+    skipping_refusals,
+)
 from tests.ops.attention_reference import paged_batch
 
 
@@ -26,19 +33,11 @@ def hopper_device(
 
     shared_tests: the module of tests/ops whose batches become bfloat16.
     """
-    device = emulation()
-    device.set_compute_capability(90)
-    device.set_prefill_kernel(prefill_kernel)
-    device.set_num_multiprocessors(2)
-    device.reset_counters()
-    torch.manual_seed(0)
-    monkeypatch.setattr(shared_tests, "paged_batch", half_by_default)
-    try:
+    with as_it_usually_is(emulation()) as device:
+        device.set_compute_capability(90)
+        device.set_prefill_kernel(prefill_kernel)
+        device.set_num_multiprocessors(2)
+        torch.manual_seed(0)
+        monkeypatch.setattr(shared_tests, "paged_batch", half_by_default)
         with backend_of_ops("emulated"), ops_replaced_by({op: skipping_refusals(getattr(ops, op)) for op in OP_NAMES}):
             yield device
-    finally:
-        device.set_compute_capability(80)
-        device.set_prefill_kernel("best")
-        device.set_decode_kernel("best")
-        device.set_num_multiprocessors(4)
-        device.set_seed(0)

@@ -28,11 +28,12 @@ PROPERTY = settings(
 )
 
 
-def batch_of(query_lens, context_lens, heads, head_size, block_size, dtype, seed):
+def batch_of(query_lens, context_lens, heads, head_size, block_size, dtype, seed, kv_dtype=None):
     return half_batch(
         query_lens,
         context_lens,
         dtype,
+        kv_dtype,
         num_q_heads=heads[0],
         num_kv_heads=heads[1],
         head_size=head_size,

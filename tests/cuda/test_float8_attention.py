@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 pytest.importorskip("hypothesis")
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cuda.test_attention import HALF_TYPES, half_batch
-from tests.cuda.test_attention_properties import PROPERTY, REQUEST, SHAPE
+from tests.cuda.test_attention_properties import PROPERTY, REQUEST, SHAPE, batch_of
 from tests.ops.attention_calls import attend, decode, prefill
 from tests.ops.attention_reference import FLOAT8, PagedBatch, assert_as_exact_as_torch, paged_batch
 
@@ -21,12 +19,17 @@ SOME = settings(PROPERTY, max_examples=12)
 
 
 @pytest.fixture(params=CAPABILITIES)
-def device(emulated, request: pytest.FixtureRequest) -> Iterator[object]:
+def device(emulated, request: pytest.FixtureRequest) -> object:
     emulated.set_compute_capability(request.param)
-    try:
-        yield emulated
-    finally:
-        emulated.set_compute_capability(80)
+    return emulated
+
+
+@pytest.fixture
+def hopper(emulated) -> object:
+    """With one multiprocessor, so that every stage is used again."""
+    emulated.set_compute_capability(90)
+    emulated.set_num_multiprocessors(1)
+    return emulated
 
 
 def float8_batch(*args, **options) -> PagedBatch:
@@ -108,9 +111,7 @@ def test_prefill(emulated, requests, heads, head_size, block_size, dtype, window
     emulated.set_seed(seed)
     new = [new for new, _ in requests]
     lengths = [new + cached for new, cached in requests]
-    batch = float8_batch(
-        new, lengths, dtype, num_q_heads=heads[0], num_kv_heads=heads[1], head_size=head_size, block_size=block_size
-    )
+    batch = batch_of(new, lengths, heads, head_size, block_size, dtype, seed, kv_dtype=FLOAT8)
     assert_as_exact_as_torch(prefill(batch, window), batch, window)
 
 
@@ -120,17 +121,8 @@ def test_decode(emulated, lengths, capability, heads, head_size, block_size, dty
     emulated.set_num_multiprocessors(multiprocessors)
     emulated.set_seed(seed)
     emulated.set_compute_capability(capability)
-    batch = float8_batch(
-        [1] * len(lengths),
-        lengths,
-        dtype,
-        num_q_heads=heads[0],
-        num_kv_heads=heads[1],
-        head_size=head_size,
-        block_size=block_size,
-    )
+    batch = batch_of([1] * len(lengths), lengths, heads, head_size, block_size, dtype, seed, kv_dtype=FLOAT8)
     out = decode(batch, window)
-    emulated.set_compute_capability(80)
     assert_as_exact_as_torch(out, batch, window)
     assert all((out[i] == 0).all() for i, length in enumerate(lengths) if length == 0)
 
@@ -138,51 +130,32 @@ def test_decode(emulated, lengths, capability, heads, head_size, block_size, dty
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 @pytest.mark.parametrize("window", [0, 700])
-def test_hopper_decodes_by_tensor_copies(emulated, window, head_size, dtype):
-    """Every stage of a ring is used again, and rows end within the share of a warp."""
-    emulated.set_compute_capability(90)
-    emulated.set_num_multiprocessors(1)
-    emulated.reset_counters()
-    try:
-        batch = float8_batch(
-            [1] * 5, [30, 1900, 0, 5, 1330], dtype, num_q_heads=4, num_kv_heads=2, head_size=head_size, block_size=32
-        )
-        assert_as_exact_as_torch(decode(batch, window), batch, window)
-        assert emulated.counters()["tensor_copies"] > 2 * 8 * 6
-        assert emulated.counters()["matrix_load_conflicts"] == 0
-    finally:
-        emulated.set_compute_capability(80)
+def test_hopper_decodes_by_tensor_copies(hopper, window, head_size, dtype):
+    """Rows end within the share of a warp."""
+    batch = float8_batch(
+        [1] * 5, [30, 1900, 0, 5, 1330], dtype, num_q_heads=4, num_kv_heads=2, head_size=head_size, block_size=32
+    )
+    assert_as_exact_as_torch(decode(batch, window), batch, window)
+    assert hopper.counters()["tensor_copies"] > 2 * 8 * 6
+    assert hopper.counters()["matrix_load_conflicts"] == 0
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("head_size", [64, 128, 256])
 @pytest.mark.parametrize("window", [0, 100])
-def test_hopper_widens_what_its_products_multiply(emulated, window, head_size, dtype):
-    """Every stage is used again; at head size 256, where no memory is left to widen in, the older kernel serves."""
-    emulated.set_compute_capability(90)
-    emulated.set_num_multiprocessors(1)
-    try:
-        batch = float8_batch(
-            [210, 3, 0, 70], [210, 420, 0, 500], dtype, num_q_heads=4, num_kv_heads=2, head_size=head_size
-        )
-        for seed in range(2):
-            emulated.set_seed(seed)
-            emulated.reset_counters()
-            assert_as_exact_as_torch(prefill(batch, window), batch, window)
-            counters = emulated.counters()
-            assert (counters["products"] > 0) == (head_size <= 128)
-            assert counters["tensor_copies"] == 0
-    finally:
-        emulated.set_compute_capability(80)
+def test_hopper_widens_what_its_products_multiply(hopper, window, head_size, dtype):
+    """At head size 256, where no memory is left to widen in, the older kernel serves."""
+    batch = float8_batch([210, 3, 0, 70], [210, 420, 0, 500], dtype, num_q_heads=4, num_kv_heads=2, head_size=head_size)
+    for seed in range(2):
+        hopper.set_seed(seed)
+        hopper.reset_counters()
+        assert_as_exact_as_torch(prefill(batch, window), batch, window)
+        counters = hopper.counters()
+        assert (counters["products"] > 0) == (head_size <= 128)
+        assert counters["tensor_copies"] == 0
 
 
-def test_hopper_takes_decodes_and_chunks_from_one_queue(emulated):
-    emulated.set_compute_capability(90)
-    emulated.set_num_multiprocessors(1)
-    emulated.reset_counters()
-    try:
-        batch = float8_batch([1, 1, 5, 130], [900, 40, 300, 260], num_q_heads=4, num_kv_heads=2, head_size=128)
-        assert_as_exact_as_torch(attend(batch, 2), batch)
-        assert emulated.counters()["tensor_copies"] == 0  # which decodes alone would have come by
-    finally:
-        emulated.set_compute_capability(80)
+def test_hopper_takes_decodes_and_chunks_from_one_queue(hopper):
+    batch = float8_batch([1, 1, 5, 130], [900, 40, 300, 260], num_q_heads=4, num_kv_heads=2, head_size=128)
+    assert_as_exact_as_torch(attend(batch, 2), batch)
+    assert hopper.counters()["tensor_copies"] == 0  # which decodes alone would have come by

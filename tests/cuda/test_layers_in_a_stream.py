@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cudaprefill import ops
-from tests.cuda.backends import GPU_BACKENDS, emulation, functions_of, ops_replaced_by
+from tests.cuda.backends import GPU_BACKENDS, as_it_usually_is, emulation, functions_of, ops_replaced_by
 from tests.ops.attention_reference import FLOAT8
 
 NUM_BLOCKS, BLOCK_SIZE, MAX_BLOCKS = 64, 16, 20
@@ -103,17 +103,11 @@ def launches(backend: str, *, early: bool, monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setenv("CUDAPREFILL_PROGRAMMATIC_LAUNCH", "1" if early else "0")
         yield
         return
-    device = emulation()
-    device.set_compute_capability(90 if early else 89)
-    device.set_prefill_kernel("mma")
-    device.set_decode_kernel("async")
-    try:
-        with ops_replaced_by(functions_of("cudaprefill_emulated")):
-            yield
-    finally:
-        device.set_compute_capability(80)
-        device.set_prefill_kernel("best")
-        device.set_decode_kernel("best")
+    with as_it_usually_is(emulation()) as device, ops_replaced_by(functions_of("cudaprefill_emulated")):
+        device.set_compute_capability(90 if early else 89)
+        device.set_prefill_kernel("mma")
+        device.set_decode_kernel("async")
+        yield
 
 
 def run_in_a_stream(layer: Layer, rounds: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from cudaprefill import ops
 from tests.cuda import test_add_lora, test_elementwise
-from tests.cuda.backends import backend_of_ops, emulation
+from tests.cuda.backends import as_it_usually_is, backend_of_ops, emulation
 from tests.cuda.test_attention import half_batch
 from tests.ops.attention_calls import decode, prefill
 from tests.ops.attention_reference import FLOAT8, assert_as_exact_as_torch, in_float8, paged_batch
@@ -24,19 +24,12 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @pytest.fixture(params=[1, 4], ids=["one multiprocessor", "four"], autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[object]:
-    device = emulation()
-    device.set_compute_capability(90)
-    device.set_num_multiprocessors(request.param)
-    device.set_prefill_kernel("mma")
-    device.set_decode_kernel("async")
-    try:
-        with backend_of_ops("emulated"):
-            yield device
-    finally:
-        device.set_compute_capability(80)
-        device.set_num_multiprocessors(4)
-        device.set_prefill_kernel("best")
-        device.set_decode_kernel("best")
+    with as_it_usually_is(emulation()) as device, backend_of_ops("emulated"):
+        device.set_compute_capability(90)
+        device.set_num_multiprocessors(request.param)
+        device.set_prefill_kernel("mma")
+        device.set_decode_kernel("async")
+        yield device
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cudaprefill import ops
-from tests.cuda.backends import NOT_BUILT, define_library, emulation, functions_of, ops_replaced_by
+from tests.cuda.backends import NOT_BUILT, as_it_usually_is, define_library, emulation, functions_of, ops_replaced_by
 from tests.cuda.test_add_lora import check as check_lora
 from tests.cuda.test_attention import half_batch
 from tests.emu.mutants import MUTANTS, Mutant
@@ -51,7 +51,6 @@ def sections(device):
     device.set_l2_bytes(2 * 2 * 2 * 64 * 2 * 112)
     batch = half_batch([40, 60], [70, 80], num_q_heads=3, num_kv_heads=3)
     assert_as_exact_as_torch(prefill(batch), batch)
-    device.set_l2_bytes(40 * 2**20)
 
 
 def splits(device):
@@ -82,17 +81,13 @@ def hopper_chunks(device, copies="tensor", head_size=128, exact_table=False):
     device.set_compute_capability(90)
     device.set_prefill_kernel(copies)
     device.set_num_multiprocessors(1)
-    try:
-        batch = half_batch([40, 3, 0, 90], [620, 3, 0, 90], num_q_heads=2, num_kv_heads=1, head_size=head_size)
-        if exact_table:
-            batch = half_batch([20], [70], num_q_heads=2, num_kv_heads=1, head_size=128)
-            batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
-        for seed in range(3):
-            device.set_seed(seed)
-            assert_as_exact_as_torch(prefill(batch), batch)
-    finally:
-        device.set_compute_capability(80)
-        device.set_prefill_kernel("best")
+    batch = half_batch([40, 3, 0, 90], [620, 3, 0, 90], num_q_heads=2, num_kv_heads=1, head_size=head_size)
+    if exact_table:
+        batch = half_batch([20], [70], num_q_heads=2, num_kv_heads=1, head_size=128)
+        batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
+    for seed in range(3):
+        device.set_seed(seed)
+        assert_as_exact_as_torch(prefill(batch), batch)
 
 
 def lora(device):
@@ -117,54 +112,42 @@ def hopper_decodes(device, window=0, exact_table=False):
     """Eight warps on one multiprocessor: rows that end within a share, and rows that several warps share."""
     device.set_compute_capability(90)
     device.set_num_multiprocessors(1)
-    try:
-        batch = half_batch([1] * 5, [30, 900, 0, 5, 330], num_q_heads=4, num_kv_heads=2, head_size=128)
-        if exact_table:
-            batch = half_batch([1], [70], num_q_heads=2, num_kv_heads=1, head_size=128)
-            batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
-        for seed in range(3):
-            device.set_seed(seed)
-            assert_as_exact_as_torch(decode(batch, window), batch, window)
-    finally:
-        device.set_compute_capability(80)
+    batch = half_batch([1] * 5, [30, 900, 0, 5, 330], num_q_heads=4, num_kv_heads=2, head_size=128)
+    if exact_table:
+        batch = half_batch([1], [70], num_q_heads=2, num_kv_heads=1, head_size=128)
+        batch = replace(batch, block_table=batch.block_table[:, :5].contiguous())
+    for seed in range(3):
+        device.set_seed(seed)
+        assert_as_exact_as_torch(decode(batch, window), batch, window)
 
 
 def hopper_mixed(device):
     """Narrow tiles and wide ones on one multiprocessor."""
     device.set_compute_capability(90)
     device.set_num_multiprocessors(1)
-    try:
-        batch = half_batch([1, 1, 5, 130], [900, 40, 300, 260], num_q_heads=2, num_kv_heads=1, head_size=128)
-        for seed in range(3):
-            device.set_seed(seed)
-            assert_as_exact_as_torch(attend(batch, 2), batch)
-    finally:
-        device.set_compute_capability(80)
+    batch = half_batch([1, 1, 5, 130], [900, 40, 300, 260], num_q_heads=2, num_kv_heads=1, head_size=128)
+    for seed in range(3):
+        device.set_seed(seed)
+        assert_as_exact_as_torch(attend(batch, 2), batch)
 
 
 def float8_chunks(device, capability=80, head_size=64):
     """On a Hopper device every stage is used again."""
     device.set_compute_capability(capability)
     device.set_num_multiprocessors(1)
-    try:
-        options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
-        batch = half_batch([40, 3, 0, 90], [620, 3, 0, 90], **options)
-        assert_as_exact_as_torch(prefill(batch), batch)
-    finally:
-        device.set_compute_capability(80)
+    options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
+    batch = half_batch([40, 3, 0, 90], [620, 3, 0, 90], **options)
+    assert_as_exact_as_torch(prefill(batch), batch)
 
 
 def float8_decodes(device, capability=80, head_size=64):
     """On a Hopper device eight warps share the rows, and some end within a share."""
     device.set_compute_capability(capability)
     device.set_num_multiprocessors(1)
-    try:
-        lengths = [30, 900, 0, 5, 330]
-        options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
-        batch = half_batch([1] * 5, lengths, **options)
-        assert_as_exact_as_torch(decode(batch), batch)
-    finally:
-        device.set_compute_capability(80)
+    lengths = [30, 900, 0, 5, 330]
+    options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
+    batch = half_batch([1] * 5, lengths, **options)
+    assert_as_exact_as_torch(decode(batch), batch)
 
 
 def float8_nan(device):
@@ -209,12 +192,7 @@ def overlapping(case, device):
     device.set_compute_capability(90)
     device.set_prefill_kernel("mma")
     device.set_decode_kernel("async")
-    try:
-        case(device)
-    finally:
-        device.set_compute_capability(80)
-        device.set_prefill_kernel("best")
-        device.set_decode_kernel("best")
+    case(device)
 
 
 CASES = {
@@ -268,6 +246,7 @@ def test_a_mutant_fails(mutant: Mutant):
     define_library(library)
     device.register_kernels(library)
     with (
+        as_it_usually_is(device),
         ops_replaced_by(functions_of(library)),
         pytest.raises((RuntimeError, AssertionError), match=re.compile(mutant.report)),
     ):
