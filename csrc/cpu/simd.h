@@ -14,9 +14,8 @@
 //   exp(v), silu(v), gelu_tanh(v)
 //   broadcast(v)              a float or a Float16 in all lanes
 //   load_signed_bytes(p)      kWidth of them
-//   NibbleValues(scale, offset)   what the 4-bit numbers of a block stand for: low(p), high(p) give scale * q + offset
-//   of
-//                             the low or high halves of kWidth bytes
+//   NibbleValues(scale, offset)   what the 4-bit numbers of a block stand for: low(p) and high(p) give
+//                             scale * q + offset of the low or high halves of kWidth bytes
 //   prefetch(p)               into the nearest cache; prefetch_to_second_cache(p)
 #pragma once
 

@@ -31,15 +31,22 @@ inline void check_cuda(const std::string& what, cudaError_t status) {
 static bool launches_are_programmatic() {
   constexpr int kCompiledFor[] = {__CUDA_ARCH_LIST__};  // 900 for 9.0
   constexpr int kFirst = 900;
-  int device = 0, major = 0, minor = 0;
+  // A step launches hundreds of kernels on one device: it is asked what it is once.
+  thread_local int asked_device = -1;
+  thread_local bool can = false;
+  int device = 0;
   check_cuda("cudaGetDevice", cudaGetDevice(&device));
-  check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  const int capability = 100 * major + 10 * minor;
-  bool compiled = false;
-  for (const int architecture : kCompiledFor) compiled |= architecture == capability;
+  if (device != asked_device) {
+    int major = 0, minor = 0;
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    check_cuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+    const int capability = 100 * major + 10 * minor;
+    can = false;
+    for (const int architecture : kCompiledFor) can |= architecture == capability && capability >= kFirst;
+    asked_device = device;
+  }
   const char* wanted = std::getenv("CUDAPREFILL_PROGRAMMATIC_LAUNCH");
-  return compiled && capability >= kFirst && !(wanted && std::string_view(wanted) == "0");
+  return can && !(wanted && std::string_view(wanted) == "0");
 }
 
 // A programmatic launch where the device can: the kernel may begin before the one ahead in the stream is complete, and
