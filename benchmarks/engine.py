@@ -49,7 +49,7 @@ def _layer_parameters(config: ModelConfig, experts: ExpertsConfig | None) -> dic
     }
     if experts is None:
         size = config.intermediate_size
-        return {**attention, "linear gate and up": 2 * hidden * size, "linear down": hidden * size}
+        return {**attention, "gate, up and activation": 2 * hidden * size, "linear down": hidden * size}
     chosen = 3 * experts.num_chosen * experts.intermediate_size
     return {**attention, "experts": hidden * chosen, "linear router": hidden * experts.num_experts}
 

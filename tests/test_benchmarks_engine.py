@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.engine import prefill_parts, weight_bytes
 from benchmarks.prefill_roofline import Part, parts_of, table
 from cudaprefill.models import Decoder, load_model
+from cudaprefill.models.linear import CpuLinear
 from cudaprefill.observe.step_profiler import ProfiledStep
 from tests.models.paged import PagedRunner
 from tests.models.tiny import random_tokens, save_tiny_model
@@ -23,13 +24,18 @@ NUM_TOKENS = 30
 
 def counted_operations(decoder: Decoder) -> int:
     """Of the products with matrices in one prompt, those of experts apart."""
-    multiply, operations = decoder._linear, []
+    operations = []
 
-    def counting(x: Tensor, weight: Any, bias: Any) -> Tensor:
-        operations.append(2 * x.shape[0] * weight.numel())
-        return multiply(x, weight, bias)
+    class CountingLinear(CpuLinear):
+        def __call__(self, x: Tensor, weight: Any, bias: Any) -> Tensor:
+            operations.append(2 * x.shape[0] * weight.numel())
+            return super().__call__(x, weight, bias)
 
-    decoder._linear = counting
+        def gated(self, x: Tensor, gate_up: Any, bias: Any, activation: str) -> Tensor:
+            operations.append(2 * x.shape[0] * gate_up.numel())
+            return super().gated(x, gate_up, bias, activation)
+
+    decoder._linear = CountingLinear()
     PagedRunner(decoder).step(chunks={"a": random_tokens(NUM_TOKENS)}, sampled=["a"])
     return sum(operations)
 
@@ -39,7 +45,7 @@ def test_operations_of_a_prompt_are_those_that_a_model_does(tmp_path: Path, fami
     save_tiny_model(tmp_path, family)
     decoder = load_model(tmp_path)
     parts = prefill_parts(decoder.config, NUM_TOKENS)
-    products = sum(count for name, count in parts.items() if name.startswith("linear") or name == "logits")
+    products = sum(count for name, count in parts.items() if name.startswith(("linear", "gate")) or name == "logits")
     assert counted_operations(decoder) == products
     pairs = NUM_TOKENS * (NUM_TOKENS + 1) // 2  # of a query and a key, in each head of all layers but the last
     num_layers, heads, size = decoder.config.num_layers, decoder.config.num_q_heads, decoder.config.head_size

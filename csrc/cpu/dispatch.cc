@@ -1,5 +1,7 @@
 #include "csrc/cpu/dispatch.h"
 
+#include "csrc/cpu/gated_linear.h"
+
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
@@ -116,6 +118,9 @@ void gelu_tanh_and_mul(const GeluTanhAndMulParams& params) { kernels().gelu_tanh
 void add_lora(const AddLoraParams& params) { kernels().add_lora(params); }
 void linear(const LinearParams& params) {
   params.activation_bits < 32 ? kernels().linear_integers(params) : kernels().linear(params);
+}
+void gated_linear(const GatedLinearParams& params) {
+  params.gate_up.activation_bits < 32 ? gated_linear_in_two_steps(params) : kernels().gated_linear(params);
 }
 void dequantise_rows(const DequantiseRowsParams& params) { kernels().dequantise_rows(params); }
 

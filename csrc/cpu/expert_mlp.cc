@@ -86,8 +86,7 @@ void expert_mlp(const ExpertMlpParams& params) {
   const auto rows = [](int64_t count, int64_t columns) {
     return std::make_unique_for_overwrite<float[]>(count * columns);
   };
-  const auto gathered = rows(most, hidden), gates = rows(most, 2 * inner), gated = rows(most, inner);
-  const auto made = rows(most, hidden);
+  const auto gathered = rows(most, hidden), gated = rows(most, inner), made = rows(most, hidden);
   for (int32_t expert = 0; expert < params.num_experts; ++expert) {
     const int64_t* of_expert = pairs.data() + starts[expert];
     const int64_t count = starts[expert + 1] - starts[expert];
@@ -99,17 +98,9 @@ void expert_mlp(const ExpertMlpParams& params) {
     });
     LinearParams gate_up = linear_of(params.gate_up, expert * 2 * inner, 2 * inner, hidden);
     gate_up.x = gathered.get();
-    gate_up.out = gates.get();
     gate_up.num_rows = count;
     gate_up.activation_bits = params.activation_bits;
-    linear(gate_up);
-    silu_and_mul({.x = gates.get(),
-                  .out = gated.get(),
-                  .num_rows = count,
-                  .x_stride = 2 * inner,
-                  .out_stride = inner,
-                  .size = params.inner_size,
-                  .dtype = DType::kFloat32});
+    gated_linear({.gate_up = gate_up, .out = gated.get(), .out_stride = inner, .activation = Activation::kSilu});
     LinearParams down = linear_of(params.down, expert * hidden, hidden, inner);
     down.x = gated.get();
     down.out = made.get();

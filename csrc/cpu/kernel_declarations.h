@@ -14,8 +14,9 @@ void rms_norm(const RmsNormParams& params);
 void silu_and_mul(const SiluAndMulParams& params);
 void gelu_tanh_and_mul(const GeluTanhAndMulParams& params);
 void add_lora(const AddLoraParams& params);
-void linear(const LinearParams& params);           // of floats
-void linear_integers(const LinearParams& params);  // of groups of blocks and rounded activations
+void linear(const LinearParams& params);             // of floats
+void linear_integers(const LinearParams& params);    // of groups of blocks and rounded activations
+void gated_linear(const GatedLinearParams& params);  // of floats
 void dequantise_rows(const DequantiseRowsParams& params);
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

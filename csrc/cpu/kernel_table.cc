@@ -15,6 +15,7 @@ const KernelTable kKernels = {
     .add_lora = add_lora,
     .linear = linear,
     .linear_integers = linear_integers,
+    .gated_linear = gated_linear,
     .dequantise_rows = dequantise_rows,
 };
 

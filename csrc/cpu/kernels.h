@@ -18,6 +18,7 @@ void gelu_tanh_and_mul(const GeluTanhAndMulParams& params);
 void copy_blocks(const CopyBlocksParams& params);
 void add_lora(const AddLoraParams& params);
 void linear(const LinearParams& params);
+void gated_linear(const GatedLinearParams& params);
 void group_blocks(const GroupBlocksParams& params);
 void dequantise_rows(const DequantiseRowsParams& params);
 
@@ -33,6 +34,7 @@ struct KernelTable {
   void (*add_lora)(const AddLoraParams&);
   void (*linear)(const LinearParams&);
   void (*linear_integers)(const LinearParams&);
+  void (*gated_linear)(const GatedLinearParams&);
   void (*dequantise_rows)(const DequantiseRowsParams&);
 };
 

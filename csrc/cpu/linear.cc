@@ -1,3 +1,4 @@
+#include "csrc/cpu/gated_linear.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/linear_kernels.h"
 
@@ -17,13 +18,30 @@ namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 // AVX-512 and 118 with AVX2.
 constexpr int64_t kFewRows = CUDAPREFILL_ISA_AVX512 ? 24 : CUDAPREFILL_ISA_AVX2 ? 12 : 64;
 
+namespace {
+
+bool in_blocks(const LinearParams& params) { return params.block_format != BlockFormat::kNone; }
+
+bool has_many_rows(const LinearParams& params) {
+  return in_blocks(params) ? params.num_rows != 1 : params.num_rows > kFewRows;
+}
+
+}  // namespace
+
 void linear(const LinearParams& params) {
-  if (params.block_format != BlockFormat::kNone) {
-    params.num_rows == 1 ? linear_single_row_of_blocks(params) : linear_many_rows(params);
-  } else if (params.num_rows <= kFewRows) {
-    linear_few_rows(params);
-  } else {
+  if (has_many_rows(params)) {
     linear_many_rows(params);
+  } else {
+    in_blocks(params) ? linear_single_row_of_blocks(params) : linear_few_rows(params);
+  }
+}
+
+void gated_linear(const GatedLinearParams& params) {
+  const bool groups_have_both = in_blocks(params.gate_up) && params.gate_up.num_outputs / 2 % kGroupRows != 0;
+  if (has_many_rows(params.gate_up) && !groups_have_both) {
+    gated_linear_many_rows(params);
+  } else {
+    gated_linear_in_two_steps(params);
   }
 }
 

@@ -12,6 +12,10 @@ void linear_few_rows(const LinearParams& params);
 // Packs blocks of the weights into tiles that stay in the caches while all rows pass by: bound by arithmetic.
 void linear_many_rows(const LinearParams& params);
 
+// The same with gate and up side by side, their sums in a cache until the activation has been applied. Of weights in
+// groups, no group of which may have rows of both: num_outputs / 2 must be a multiple of kGroupRows.
+void gated_linear_many_rows(const GatedLinearParams& params);
+
 // Of weights in groups of blocks: a single row of x.
 void linear_single_row_of_blocks(const LinearParams& params);
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <memory>
+#include <vector>
 
+#include "csrc/cpu/activate_and_mul.h"
 #include "csrc/cpu/block_groups.h"
 #include "csrc/cpu/linear_kernels.h"
 #include "csrc/cpu/parallel.h"
@@ -25,7 +27,6 @@ constexpr int kTileOutputs = kTileVectors * Vec::kWidth;
 // once for kPanels * kTileOutputs outputs. With blocks of 512 inputs, which cut 576 into two, it took 3 % longer.
 constexpr int64_t kPanels = 2;
 constexpr int64_t kBlockInputs = 768;
-constexpr int64_t kItemOutputs = kPanels * kTileOutputs;
 
 // Threads that find too few outputs to share also share the rows, and each packs its weights anew: worth it for so many
 // rows at least. Sharing rows first, so that a row stays with one core from op to op, was 1 to 4 % slower.
@@ -82,8 +83,6 @@ void pack_weights(const LinearParams& params, int64_t output, int64_t count, int
 struct Panel {
   const float* data;
   int64_t inputs;
-  const float* x;  // at the panel's first input
-  float* out;      // at the panel's first output
   int64_t x_stride, out_stride;
   int64_t count;      // outputs that exist
   bool first_inputs;  // nothing is in `out` yet
@@ -98,16 +97,17 @@ CUDAPREFILL_INLINE Vec before(const Panel& panel, const float* out, int first) {
   return first + Vec::kWidth <= panel.count ? load(from) : load_first(from, static_cast<int>(panel.count - first));
 }
 
+// `x` and `out` are the tile's first row, at the panel's first input and output.
 template <int kRows>
-void run_tile(const Panel& panel, int64_t row) {
+void run_tile(const Panel& panel, const float* first_x, float* first_out) {
   Vec sums[kRows][kTileVectors];
   const float* x[kRows];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-    x[m] = panel.x + (row + m) * panel.x_stride;
+    x[m] = first_x + m * panel.x_stride;
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVectors; ++v) {
-      sums[m][v] = before(panel, panel.out + (row + m) * panel.out_stride, v * Vec::kWidth);
+      sums[m][v] = before(panel, first_out + m * panel.out_stride, v * Vec::kWidth);
     }
   }
   const float* at = panel.data;
@@ -127,7 +127,7 @@ void run_tile(const Panel& panel, int64_t row) {
 #pragma GCC unroll 4
     for (int v = 0; v < kTileVectors; ++v) {
       const int first = v * Vec::kWidth;
-      float* out = panel.out + (row + m) * panel.out_stride + first;
+      float* out = first_out + m * panel.out_stride + first;
       if (first + Vec::kWidth <= panel.count) {
         store(out, sums[m][v]);
       } else if (first < panel.count) {
@@ -137,24 +137,40 @@ void run_tile(const Panel& panel, int64_t row) {
   }
 }
 
+// A tile of `rows` rows, at most kTileRows.
 template <int kRows = kTileRows>
-void run_rows(const Panel& panel, int64_t row, int64_t rows) {
+void run_rows(const Panel& panel, int64_t rows, const float* x, float* out) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) return run_rows<kRows - 1>(panel, row, rows);
+    if (rows < kRows) return run_rows<kRows - 1>(panel, rows, x, out);
   }
-  run_tile<kRows>(panel, row);
+  run_tile<kRows>(panel, x, out);
 }
 
 struct alignas(64) PackedWeights {
-  float data[kItemOutputs * kBlockInputs];
+  float data[kPanels * kTileOutputs * kBlockInputs];
 };
 
-// The outputs first_output .. last_output - 1, at most kItemOutputs, of the rows first_row .. last_row - 1.
-template <class Source>
-void run_item(const LinearParams& params, int64_t first_output, int64_t last_output, int64_t first_row,
-              int64_t last_row) {
+// Outputs of an item that share a panel, at most kTileOutputs.
+struct PanelOutputs {
+  int64_t first;  // row of the weights
+  int64_t count;
+  float* out;  // the item's first row of them
+  int64_t out_stride;
+  int64_t out_rows;  // so many rows there are, a multiple of kTileRows or all of the item: then it begins anew
+};
+
+// The blocks of inputs that a panel holds one after the other.
+int64_t num_blocks(const LinearParams& params) {
+  return std::max<int64_t>(1, (params.num_inputs + kBlockInputs - 1) / kBlockInputs);
+}
+
+// The rows first_row .. last_row - 1 of the outputs of an item. Calls finish(row, rows) when the sums of a tile of rows
+// are whole.
+template <class Source, class Finish>
+void run_item(const LinearParams& params, const PanelOutputs* outputs, int64_t num_panels, int64_t first_row,
+              int64_t last_row, const Finish& finish) {
   thread_local const std::unique_ptr<PackedWeights> packed(new PackedWeights);
-  const int64_t blocks = std::max<int64_t>(1, (params.num_inputs + kBlockInputs - 1) / kBlockInputs);
+  const int64_t blocks = num_blocks(params);
   const int64_t parts = (params.num_inputs + kPartElements - 1) / kPartElements;  // which blocks of weights keep whole
   const auto start_of = [&](int64_t block) {
     return std::min(params.num_inputs, block * parts / blocks * kPartElements);
@@ -163,40 +179,40 @@ void run_item(const LinearParams& params, int64_t first_output, int64_t last_out
     const int64_t k = start_of(block);
     const int64_t inputs = start_of(block + 1) - k;
     Panel panels[kPanels];
-    int64_t num_panels = 0;
-    for (int64_t output = first_output; output < last_output; output += kTileOutputs) {
-      float* data = packed->data + num_panels * kTileOutputs * inputs;
-      const int64_t count = std::min<int64_t>(kTileOutputs, last_output - output);
-      pack_weights<Source>(params, output, count, k, inputs, data);
-      panels[num_panels++] = {.data = data,
-                              .inputs = inputs,
-                              .x = params.x + k,
-                              .out = params.out + output,
-                              .x_stride = params.x_stride,
-                              .out_stride = params.out_stride,
-                              .count = count,
-                              .first_inputs = block == 0,
-                              .bias = params.bias == nullptr ? nullptr : params.bias + output};
+    for (int64_t p = 0; p < num_panels; ++p) {
+      float* data = packed->data + p * kTileOutputs * inputs;
+      pack_weights<Source>(params, outputs[p].first, outputs[p].count, k, inputs, data);
+      panels[p] = {.data = data,
+                   .inputs = inputs,
+                   .x_stride = params.x_stride,
+                   .out_stride = outputs[p].out_stride,
+                   .count = outputs[p].count,
+                   .first_inputs = block == 0,
+                   .bias = params.bias == nullptr ? nullptr : params.bias + outputs[p].first};
     }
     for (int64_t row = first_row; row < last_row; row += kTileRows) {
-      for (int64_t p = 0; p < num_panels; ++p) run_rows(panels[p], row, last_row - row);
+      const int64_t rows = std::min<int64_t>(kTileRows, last_row - row);
+      for (int64_t p = 0; p < num_panels; ++p) {
+        float* out = outputs[p].out + (row - first_row) % outputs[p].out_rows * outputs[p].out_stride;
+        run_rows(panels[p], rows, params.x + row * params.x_stride + k, out);
+      }
+      if (block + 1 == blocks) finish(row, rows);
     }
   }
 }
 
-}  // namespace
-
-void linear_many_rows(const LinearParams& params) {
-  const int64_t output_items = (params.num_outputs + kItemOutputs - 1) / kItemOutputs;
+// Calls run_item(source, first_output, first_row, last_row) for each item: `item_outputs` of the `num_outputs`, with
+// all rows or with some. `source` says what the weights are stored as.
+template <class RunItem>
+void run_items(const LinearParams& params, int64_t num_outputs, int64_t item_outputs, const RunItem& run_item) {
+  const int64_t output_items = (num_outputs + item_outputs - 1) / item_outputs;
   const int64_t wanted_row_items = 4 * num_threads() / std::max<int64_t>(1, output_items);
   const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
   const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
   const auto run = [&](auto source) {
     parallel_items(output_items * row_items, [&](int64_t item) {
-      const int64_t output = item % output_items * kItemOutputs;
-      const int64_t row = item / output_items * item_rows;
-      run_item<decltype(source)>(params, output, std::min(params.num_outputs, output + kItemOutputs), row,
-                                 std::min(params.num_rows, row + item_rows));
+      const int64_t first_row = item / output_items * item_rows;
+      run_item(source, item % output_items * item_outputs, first_row, std::min(params.num_rows, first_row + item_rows));
     });
   };
   if (params.block_format == BlockFormat::kNone) {
@@ -204,6 +220,58 @@ void linear_many_rows(const LinearParams& params) {
   } else {
     with_block_format(params.block_format, run);
   }
+}
+
+}  // namespace
+
+void linear_many_rows(const LinearParams& params) {
+  run_items(params, params.num_outputs, kPanels * kTileOutputs,
+            [&](auto source, int64_t first_output, int64_t first_row, int64_t last_row) {
+              PanelOutputs outputs[kPanels];
+              int64_t num_panels = 0;
+              for (int64_t output = first_output; num_panels < kPanels && output < params.num_outputs;
+                   output += kTileOutputs) {
+                outputs[num_panels++] = {.first = output,
+                                         .count = std::min<int64_t>(kTileOutputs, params.num_outputs - output),
+                                         .out = params.out + first_row * params.out_stride + output,
+                                         .out_stride = params.out_stride,
+                                         .out_rows = last_row - first_row};
+              }
+              run_item<decltype(source)>(params, outputs, num_panels, first_row, last_row, [](int64_t, int64_t) {});
+            });
+}
+
+// The two panels of an item are gate's and up's of the same columns. The sums of gate are collected in `out`, those of
+// up in memory of the thread, as many rows as wait for further blocks of inputs.
+void gated_linear_many_rows(const GatedLinearParams& params) {
+  static_assert(kPanels == 2);
+  const LinearParams& gate_up = params.gate_up;
+  const int64_t size = gate_up.num_outputs / 2;
+  run_items(gate_up, size, kTileOutputs, [&](auto source, int64_t column, int64_t first_row, int64_t last_row) {
+    thread_local std::vector<float> up_sums;
+    const int64_t up_rows = num_blocks(gate_up) == 1 ? kTileRows : last_row - first_row;
+    up_sums.resize(std::max(up_sums.size(), static_cast<size_t>(up_rows * kTileOutputs)));
+    const int64_t count = std::min<int64_t>(kTileOutputs, size - column);
+    const PanelOutputs outputs[kPanels] = {{.first = column,
+                                            .count = count,
+                                            .out = params.out + first_row * params.out_stride + column,
+                                            .out_stride = params.out_stride,
+                                            .out_rows = last_row - first_row},
+                                           {.first = size + column,
+                                            .count = count,
+                                            .out = up_sums.data(),
+                                            .out_stride = kTileOutputs,
+                                            .out_rows = up_rows}};
+    run_item<decltype(source)>(gate_up, outputs, kPanels, first_row, last_row, [&](int64_t row, int64_t rows) {
+      with_activation(params.activation, [&](const auto& function) {
+        for (int64_t i = row; i < row + rows; ++i) {
+          float* out = params.out + i * params.out_stride + column;
+          const float* up = up_sums.data() + (i - first_row) % up_rows * kTileOutputs;
+          activate_and_mul_row(out, up, out, count, function);
+        }
+      });
+    });
+  });
 }
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

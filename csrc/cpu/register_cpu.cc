@@ -55,6 +55,27 @@ ops::Tensor expert_mlp_blocks_op(const ops::Tensor& x, const ops::Tensor& router
                                        num_chosen, renormalise, activation_bits));
 }
 
+ops::Tensor run_gated_linear(GatedLinearParams params, const ops::Tensor& x) {
+  const int64_t inner_size = params.gate_up.num_outputs / 2;
+  ops::Tensor out = ops::empty_matrix(params.gate_up.num_rows, inner_size, x);
+  params.out = static_cast<float*>(out.data_ptr());
+  params.out_stride = inner_size;
+  cpu::gated_linear(params);
+  return out;
+}
+
+ops::Tensor gated_linear_op(const ops::Tensor& x, const ops::Tensor& gate_up, const std::string& activation,
+                            const std::optional<ops::Tensor>& bias) {
+  return run_gated_linear(ops::gated_linear_params(x, gate_up, activation, bias), x);
+}
+
+ops::Tensor gated_linear_blocks_op(const ops::Tensor& x, const ops::Tensor& groups, int64_t block_format,
+                                   int64_t inner_size, const std::string& activation,
+                                   const std::optional<ops::Tensor>& bias, int64_t activation_bits) {
+  return run_gated_linear(
+      ops::gated_linear_blocks_params(x, groups, block_format, inner_size, activation, bias, activation_bits), x);
+}
+
 void group_blocks_op(const ops::Tensor& blocks, int64_t block_format, const ops::Tensor& groups) {
   cpu::group_blocks(ops::group_blocks_params(blocks, block_format, groups));
 }
@@ -76,6 +97,8 @@ std::string cpu_isa_op() { return isa_level().name; }
 STABLE_TORCH_LIBRARY_IMPL(cudaprefill, CPU, m) {
   cudaprefill::ops::register_ops<cudaprefill::cpu::CpuBackend>(m);
   m.impl("linear", TORCH_BOX(&cudaprefill::cpu::linear_op));
+  m.impl("gated_linear", TORCH_BOX(&cudaprefill::cpu::gated_linear_op));
+  m.impl("gated_linear_blocks", TORCH_BOX(&cudaprefill::cpu::gated_linear_blocks_op));
   m.impl("group_blocks", TORCH_BOX(&cudaprefill::cpu::group_blocks_op));
   m.impl("linear_blocks", TORCH_BOX(&cudaprefill::cpu::linear_blocks_op));
   m.impl("expert_mlp_blocks", TORCH_BOX(&cudaprefill::cpu::expert_mlp_blocks_op));

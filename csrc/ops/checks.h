@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "csrc/ops/params.h"
 #include "csrc/ops/tensor_arg.h"
@@ -46,6 +47,11 @@ GeluTanhAndMulParams gelu_tanh_and_mul_params(const Tensor& x);
 LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias);
 LinearParams linear_blocks_params(const Tensor& x, const Tensor& groups, int64_t block_format, int64_t num_outputs,
                                   const std::optional<Tensor>& bias, int64_t activation_bits);
+GatedLinearParams gated_linear_params(const Tensor& x, const Tensor& gate_up, const std::string& activation,
+                                      const std::optional<Tensor>& bias);
+GatedLinearParams gated_linear_blocks_params(const Tensor& x, const Tensor& groups, int64_t block_format,
+                                             int64_t inner_size, const std::string& activation,
+                                             const std::optional<Tensor>& bias, int64_t activation_bits);
 DequantiseRowsParams dequantise_rows_params(const Tensor& groups, int64_t block_format, int64_t num_rows,
                                             int64_t num_columns, const Tensor& row_ids);
 

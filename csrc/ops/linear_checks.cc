@@ -1,4 +1,5 @@
-// The argument checks of `linear`, whose weights are floats, and of the ops on weights in groups of blocks.
+// The argument checks of `linear` and `gated_linear`, whose weights are floats, and of the ops on weights in groups of
+// blocks.
 #include "csrc/ops/checks.h"
 #include "csrc/ops/expert_checks.h"
 
@@ -55,39 +56,78 @@ int32_t expect_activation_bits(const char* op, int64_t bits) {
   return static_cast<int32_t>(bits);
 }
 
+Activation expect_activation(const char* op, const std::string& name) {
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  fail(op, ": activation must be silu or gelu_tanh, got ", name);
+}
+
 int64_t expect_count(const char* op, const char* name, int64_t value) {
   if (value < 0) fail(op, ": ", name, " must be at least 0, got ", value);
   return value;
 }
 
-}  // namespace
-
-LinearParams linear_params(const Tensor& x_tensor, const Tensor& weight_tensor,
-                           const std::optional<Tensor>& bias_tensor) {
-  constexpr const char* op = "linear";
-  const TensorArg x(op, "x", x_tensor), weight(op, "weight", weight_tensor);
+// Of a weight in floats.
+LinearParams linear_params(const char* op, const TensorArg& x, const TensorArg& weight,
+                           const std::optional<Tensor>& bias) {
   LinearParams params{};
   x.expect_shape("[rows, num_inputs]", {kAny, kAny}).expect_float32().expect_contiguous_last_dim();
   params.weight_dtype = weight.expect_shape("[num_outputs, num_inputs]", {kAny, x.size(1)})
                             .expect_device_of(x)
                             .expect_contiguous_last_dim()
                             .expect_floating();
-  fill_linear(op, params, x, weight, weight.size(0), bias_tensor);
+  fill_linear(op, params, x, weight, weight.size(0), bias);
   return params;
 }
 
-LinearParams linear_blocks_params(const Tensor& x_tensor, const Tensor& groups_tensor, int64_t block_format,
-                                  int64_t num_outputs, const std::optional<Tensor>& bias_tensor,
-                                  int64_t activation_bits) {
-  constexpr const char* op = "linear_blocks";
-  const TensorArg x(op, "x", x_tensor), groups(op, "groups", groups_tensor);
+// Of a weight in groups.
+LinearParams linear_blocks_params(const char* op, const TensorArg& x, const TensorArg& groups, int64_t block_format,
+                                  int64_t num_outputs, const std::optional<Tensor>& bias, int64_t activation_bits) {
   LinearParams params{};
   params.block_format = expect_block_format(op, "block_format", block_format);
   params.activation_bits = expect_activation_bits(op, activation_bits);
   x.expect_shape("[rows, num_inputs]", {kAny, kAny}).expect_float32().expect_contiguous_last_dim();
-  expect_groups(op, groups, params.block_format, expect_count(op, "num_outputs", num_outputs), x.size(1))
-      .expect_device_of(x);
-  fill_linear(op, params, x, groups, num_outputs, bias_tensor);
+  expect_groups(op, groups, params.block_format, num_outputs, x.size(1)).expect_device_of(x);
+  fill_linear(op, params, x, groups, num_outputs, bias);
+  return params;
+}
+
+}  // namespace
+
+LinearParams linear_params(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  constexpr const char* op = "linear";
+  return linear_params(op, {op, "x", x}, {op, "weight", weight}, bias);
+}
+
+LinearParams linear_blocks_params(const Tensor& x, const Tensor& groups, int64_t block_format, int64_t num_outputs,
+                                  const std::optional<Tensor>& bias, int64_t activation_bits) {
+  constexpr const char* op = "linear_blocks";
+  expect_count(op, "num_outputs", num_outputs);
+  return linear_blocks_params(op, {op, "x", x}, {op, "groups", groups}, block_format, num_outputs, bias,
+                              activation_bits);
+}
+
+GatedLinearParams gated_linear_params(const Tensor& x, const Tensor& gate_up_tensor, const std::string& activation,
+                                      const std::optional<Tensor>& bias) {
+  constexpr const char* op = "gated_linear";
+  const TensorArg gate_up(op, "gate_up", gate_up_tensor);
+  GatedLinearParams params{};
+  params.activation = expect_activation(op, activation);
+  gate_up.expect_shape("[2 * inner_size, num_inputs]", {kAny, kAny});
+  if (gate_up.size(0) % 2 != 0) fail(op, ": gate_up must have an even number of rows, got ", gate_up.size(0));
+  params.gate_up = linear_params(op, {op, "x", x}, gate_up, bias);
+  return params;
+}
+
+GatedLinearParams gated_linear_blocks_params(const Tensor& x, const Tensor& groups, int64_t block_format,
+                                             int64_t inner_size, const std::string& activation,
+                                             const std::optional<Tensor>& bias, int64_t activation_bits) {
+  constexpr const char* op = "gated_linear_blocks";
+  GatedLinearParams params{};
+  params.activation = expect_activation(op, activation);
+  expect_count(op, "inner_size", inner_size);
+  params.gate_up = linear_blocks_params(op, {op, "x", x}, {op, "groups", groups}, block_format, 2 * inner_size, bias,
+                                        activation_bits);
   return params;
 }
 

@@ -179,6 +179,16 @@ struct LinearParams {
   int32_t activation_bits = 32;  // 8 or 16: x is rounded to these for each 32 inputs, and multiplied as integers
 };
 
+// The first half of a gated MLP: gate above up are the weight of a LinearParams, whose own `out` is nowhere.
+//
+//   out[t, i] = activation(product[t, i]) * product[t, num_outputs / 2 + i]
+struct GatedLinearParams {
+  LinearParams gate_up;
+  float* out;  // [num_rows, num_outputs / 2]
+  int64_t out_stride;
+  Activation activation;
+};
+
 // A low-rank product of one adapter, as a row of a table of int64:
 //
 //   out[:, first_output .. first_output + num_outputs] += scale * (x @ a^T) @ b

@@ -38,6 +38,10 @@ STABLE_TORCH_LIBRARY(cudaprefill, m) {
   m.def(
       "linear_blocks(Tensor x, Tensor groups, int block_format, int num_outputs, Tensor? bias=None, "
       "int activation_bits=32) -> Tensor");
+  m.def("gated_linear(Tensor x, Tensor gate_up, str activation, Tensor? bias=None) -> Tensor");
+  m.def(
+      "gated_linear_blocks(Tensor x, Tensor groups, int block_format, int inner_size, str activation, "
+      "Tensor? bias=None, int activation_bits=32) -> Tensor");
   m.def("dequantise_rows(Tensor groups, int block_format, int num_rows, int num_columns, Tensor row_ids) -> Tensor");
   m.def("cpu_isa() -> str");
   m.def("num_threads() -> int");

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cudaprefill.models import Decoder, load_model
+from cudaprefill.models.linear import CpuLinear
 from tests.models.paged import PagedRunner
 from tests.models.tiny import ROPE, random_tokens, reference_logits, save_tiny_model
 
@@ -172,13 +173,14 @@ def test_sampled_rows_alone(pair: Pair, seed: int) -> None:
 @pytest.mark.parametrize("sampled", [[], ["b"], ["a", "b"]])
 def test_no_other_row_goes_through_the_last_feed_forward(build: Callable[..., Pair], sampled: list[str]) -> None:
     _, decoder = build("llama")
-    multiply, rows = decoder._linear, []
+    rows = []
 
-    def counting(x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
-        rows.extend(x.shape[0] for layer in decoder.weights.layers if weight is layer.down)
-        return multiply(x, weight, bias)
+    class CountingLinear(CpuLinear):
+        def __call__(self, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+            rows.extend(x.shape[0] for layer in decoder.weights.layers if weight is layer.down)
+            return super().__call__(x, weight, bias)
 
-    decoder._linear = counting
+    decoder._linear = CountingLinear()
     PagedRunner(decoder).step(chunks={"a": PROMPT[:40], "b": PROMPT[:30]}, sampled=sampled)
     assert rows == [70] * (decoder.config.num_layers - 1) + [len(sampled)] * bool(sampled)
 

@@ -109,6 +109,21 @@ def right_arguments(op: str) -> dict[str, Any]:
             "bias": torch.randn(20),
             "activation_bits": 32,
         },
+        "gated_linear": {
+            "x": torch.randn(T, 48),
+            "gate_up": torch.randn(20, 48),
+            "activation": "silu",
+            "bias": torch.randn(20),
+        },
+        "gated_linear_blocks": {
+            "x": torch.randn(T, 64),
+            "groups": groups_of(random_blocks(3, 20, 64), 3),
+            "block_format": 3,
+            "inner_size": 10,
+            "activation": "gelu_tanh",
+            "bias": torch.randn(20),
+            "activation_bits": 32,
+        },
         "dequantise_rows": {
             "groups": groups_of(random_blocks(3, 20, 64), 3),
             "block_format": 3,
@@ -136,5 +151,7 @@ OPS = [
     "linear",
     "group_blocks",
     "linear_blocks",
+    "gated_linear",
+    "gated_linear_blocks",
     "dequantise_rows",
 ]

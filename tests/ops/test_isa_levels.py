@@ -34,7 +34,7 @@ FLOAT_FILES = files_of_tests(
     "wrong_arguments",
     "write_kv",
 )
-INT8_FILES = files_of_tests("linear_integers")
+INTEGER_FILES = files_of_tests("linear_integers", "gated_linear")
 
 
 def test_the_level_is_one_of_the_known() -> None:
@@ -61,4 +61,4 @@ def test_lower_levels_pass_the_tests_of_every_op(level: str) -> None:
 
 @pytest.mark.parametrize("level", lower_isa_levels())
 def test_lower_levels_pass_the_tests_of_integer_products(level: str) -> None:
-    passes_at_isa_level(level, *INT8_FILES)
+    passes_at_isa_level(level, *INTEGER_FILES)

@@ -109,15 +109,16 @@ def test_rows_and_groups_that_do_not_adjoin(num_rows: int, bits: int) -> None:
     assert torch.equal(ops.linear_blocks(x, groups, 3, 90, activation_bits=bits), expected)
 
 
-@pytest.mark.parametrize("op", ["group_blocks", "linear_blocks", "dequantise_rows"])
+@pytest.mark.parametrize("op", ["group_blocks", "linear_blocks", "gated_linear_blocks", "dequantise_rows"])
 def test_an_unknown_format_is_refused_with_the_known_ones(op: str) -> None:
     with pytest.raises(ValueError, match=rf"{op}: block_format must be 2 \(Q4_0\), .*, got 7"):
         getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), "block_format": 7})
 
 
-def test_another_number_of_bits_is_refused() -> None:
-    with pytest.raises(ValueError, match="linear_blocks: activation_bits must be 8, 16 or 32, got 4"):
-        torch.ops.cudaprefill.linear_blocks(**{**right_arguments("linear_blocks"), "activation_bits": 4})
+@pytest.mark.parametrize("op", ["linear_blocks", "gated_linear_blocks"])
+def test_another_number_of_bits_is_refused(op: str) -> None:
+    with pytest.raises(ValueError, match=f"{op}: activation_bits must be 8, 16 or 32, got 4"):
+        getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), "activation_bits": 4})
 
 
 def test_a_row_that_is_no_whole_number_of_blocks_is_refused_with_both_numbers() -> None:
@@ -132,7 +133,12 @@ def test_a_row_that_is_no_whole_number_of_blocks_is_refused_with_both_numbers() 
 
 @pytest.mark.parametrize(
     ("op", "name"),
-    [("linear_blocks", "num_outputs"), ("dequantise_rows", "num_rows"), ("dequantise_rows", "num_columns")],
+    [
+        ("linear_blocks", "num_outputs"),
+        ("gated_linear_blocks", "inner_size"),
+        ("dequantise_rows", "num_rows"),
+        ("dequantise_rows", "num_columns"),
+    ],
 )
 def test_a_size_that_is_none_is_refused(op: str, name: str) -> None:
     with pytest.raises(ValueError, match=f"{op}: {name} must be at least 0, got -1"):

@@ -15,7 +15,8 @@ def test_opcheck(op: str) -> None:
 
 
 def test_opcheck_without_the_optional_tensors() -> None:
-    for op, optional in [("rope_write_kv", ("q_norm", "k_norm")), ("linear", ("bias",)), ("linear_blocks", ("bias",))]:
+    linears = ["linear", "linear_blocks", "gated_linear", "gated_linear_blocks"]
+    for op, optional in [("rope_write_kv", ["q_norm", "k_norm"]), *((linear, ["bias"]) for linear in linears)]:
         arguments = {**right_arguments(op), **dict.fromkeys(optional)}
         torch.library.opcheck(getattr(torch.ops.cudaprefill, op).default, (), arguments)
 

@@ -47,8 +47,8 @@ def add_rms_norm() -> tuple[Tensor, ...]:
     return ops.add_rms_norm(torch.randn(T, H), residual, torch.randn(H), 1e-5), residual
 
 
-def blocks() -> Tensor:
-    return groups_of(random_blocks(3, 700, H), 3)
+def blocks(num_rows: int = 700) -> Tensor:
+    return groups_of(random_blocks(3, num_rows, H), 3)
 
 
 # Each draws its arguments anew, the same ones after the same seed, and returns all that it writes.
@@ -70,6 +70,8 @@ CALLS: dict[str, Callable[[], tuple[Tensor, ...]]] = {
     "linear_blocks in 8 bits, one row": lambda: (
         ops.linear_blocks(torch.randn(1, H), blocks(), 3, 700, activation_bits=8),
     ),
+    "gated_linear": lambda: (ops.gated_linear(torch.randn(T, H), torch.randn(700, H), "silu"),),
+    "gated_linear_blocks": lambda: (ops.gated_linear_blocks(torch.randn(T, H), blocks(704), 3, 352, "silu"),),
     "dequantise_rows": lambda: (ops.dequantise_rows(blocks(), 3, 700, H, torch.randint(700, (T,))),),
 }
 

@@ -98,6 +98,10 @@ SIZES = [
     *[("group_blocks", "groups", dim, "= [2, 640], got [") for dim in range(2)],
     *[("linear_blocks", "groups", dim, "= [2, 640], got [") for dim in range(2)],
     ("linear_blocks", "bias", 0, "= [20], got [21]"),
+    ("gated_linear", "gate_up", 1, "= [any, 48], got [20, 49]"),
+    ("gated_linear", "bias", 0, "= [20], got [21]"),
+    *[("gated_linear_blocks", "groups", dim, "= [2, 640], got [") for dim in range(2)],
+    ("gated_linear_blocks", "bias", 0, "= [20], got [21]"),
     *[("dequantise_rows", "groups", dim, "= [2, 640], got [") for dim in range(2)],
 ]
 
@@ -172,7 +176,10 @@ def test_indices_of_the_other_width(op: str, name: str, wanted: str) -> None:
 
 @pytest.mark.parametrize(
     ("op", "name"),
-    [("rope_write_kv", "cos_sin"), ("add_lora", "scales"), ("linear", "x"), ("linear", "bias")],
+    [
+        *[("rope_write_kv", "cos_sin"), ("add_lora", "scales"), ("linear", "x"), ("linear", "bias")],
+        *[("gated_linear", "x"), ("gated_linear", "bias")],
+    ],
 )
 def test_what_is_float32_alone(op: str, name: str) -> None:
     refuse(op, name, Tensor.bfloat16, "must be float32, got bfloat16")
@@ -189,7 +196,7 @@ def test_what_is_float32_alone(op: str, name: str) -> None:
         *[("silu_and_mul", "x"), ("gelu_tanh_and_mul", "x")],
         *[("copy_blocks", "k_cache"), ("copy_blocks", "v_cache"), ("linear", "x"), ("linear", "weight")],
         *[("expert_mlp", name) for name in ("x", "router_logits", "gate_up", "down")],
-        *[("add_lora", "out"), ("add_lora", "x")],
+        *[("add_lora", "out"), ("add_lora", "x"), ("gated_linear", "x"), ("gated_linear", "gate_up")],
     ],
 )
 def test_a_last_dimension_that_is_not_contiguous(op: str, name: str) -> None:
@@ -267,7 +274,7 @@ def test_a_cache_without_slots(op: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing can lie on another device")
-@pytest.mark.parametrize(("op", "name"), [pair for pair in EVERY_TENSOR if pair[0] != "linear"])
+@pytest.mark.parametrize(("op", "name"), [pair for pair in EVERY_TENSOR if "linear" not in pair[0]])
 def test_a_tensor_on_another_device(op: str, name: str) -> None:
     arguments = {
         key: value.cuda() if isinstance(value, Tensor) and key != name else value

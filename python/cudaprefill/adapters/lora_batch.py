@@ -14,7 +14,7 @@ the step before: while the same requests decode on, a step costs nothing here.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from cudaprefill import ops
 from cudaprefill.adapters.lora_weights import NUM_PARTS
 from cudaprefill.engine.device_tensor import device_tensor
+from cudaprefill.models.linear import Linear
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from cudaprefill.engine.schedule import Schedule
     from cudaprefill.models.block_matrix import Matrix
     from cudaprefill.models.weights import LayerWeights
-
-Linear = Callable[[Tensor, "Matrix", "Tensor | None"], Tensor]
 
 _RowsOf = Mapping["LoraWeights", "list[NDArray[np.int32]]"]
 
@@ -96,17 +95,29 @@ class LoraBatch:
 
         For x of all rows of the batch, or of those that are sampled.
         """
-        tables = self.tables.by_matrix(layers)
-        row_ids, row_starts = self.sampled if sampled_only else self.rows
+        return LinearWithLora(linear, self.tables.by_matrix(layers), self.sampled if sampled_only else self.rows)
 
-        def linear_with_lora(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-            out = linear(x, weight, bias)
-            table = tables.get(id(weight))
-            if table is not None:
-                ops.add_lora(out, x, row_ids, row_starts, *table)
-            return out
 
-        return linear_with_lora
+class LinearWithLora(Linear):
+    """A linear layer, and what the adapters of some rows add to it."""
+
+    def __init__(self, linear: Linear, tables: Mapping[int, tuple[Tensor, Tensor]], rows: LoraRows) -> None:
+        """`tables` are `parts` and `scales` of `add_lora` by the identity of the matrix."""
+        self._linear = linear
+        self._tables = tables
+        self._rows = rows
+
+    def __call__(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        out = self._linear(x, weight, bias)
+        table = self._tables.get(id(weight))
+        if table is not None:
+            ops.add_lora(out, x, *self._rows, *table)
+        return out
+
+    def gated(self, x: Tensor, gate_up: Matrix, bias: Tensor | None, activation: str) -> Tensor:
+        """What adapters add to gate and up comes before the activation, so then the two cannot be one op."""
+        gated = super().gated if id(gate_up) in self._tables else self._linear.gated
+        return gated(x, gate_up, bias, activation)
 
 
 class LoraBatches:

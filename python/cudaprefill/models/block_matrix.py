@@ -64,6 +64,14 @@ class BlockMatrix:
             dim=1,
         )
 
+    def gated_linear(self, x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+        """``activation(gate @ x) * (up @ x)`` of gate above up; x: [T, num_inputs] float32 -> [T, I] float32."""
+        if len(self.parts) > 1:  # gate and up in different formats
+            return ops.activate_and_mul(self.linear(x, bias), activation)
+        (part,) = self.parts
+        inner_size, bits = part.num_rows // 2, self.activation_bits
+        return ops.gated_linear_blocks(x, part.groups, part.block_format, inner_size, activation, bias, bits)
+
     def rows(self, row_ids: Tensor) -> Tensor:
         """The rows of a matrix of one part, dequantised. row_ids: [R] int64 -> [R, num_inputs] float32."""
         (part,) = self.parts
@@ -71,10 +79,3 @@ class BlockMatrix:
 
 
 Matrix = Tensor | BlockMatrix
-
-
-def linear(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
-    """``x @ weight.T + bias`` on a CPU, float32 in and out whatever the weight is stored as."""
-    if isinstance(weight, BlockMatrix):
-        return weight.linear(x, bias)
-    return ops.linear(x, weight, bias)

@@ -24,10 +24,10 @@ from torch.nn import functional
 from cudaprefill import ops
 from cudaprefill.engine.batch import Batch
 from cudaprefill.engine.kv_cache import KVCache
-from cudaprefill.models import block_matrix
 from cudaprefill.models.block_matrix import BlockMatrix
 from cudaprefill.models.config import ModelConfig
-from cudaprefill.models.feed_forward import FeedForward, Linear, feed_forward
+from cudaprefill.models.feed_forward import FeedForward, feed_forward
+from cudaprefill.models.linear import CpuLinear, Linear
 from cudaprefill.models.rope import RopeConfig
 from cudaprefill.models.step_attention import StepAttention
 from cudaprefill.models.weights import DecoderWeights, LayerWeights
@@ -59,7 +59,7 @@ class Decoder:
         # and as two ops each has its own line in a profile.
         self.attends_at_once = self.device.type == "cuda"
         has_own_linear = self.device.type == "cpu" and self.activation_dtype == torch.float32
-        self._linear: Linear = block_matrix.linear if has_own_linear else functional.linear  # type: ignore[assignment]
+        self._linear: Linear = CpuLinear() if has_own_linear else Linear()
         norms_after = [layer.attention_norm for layer in weights.layers[1:]] + [weights.final_norm]
         self._layers = [
             _Layer(layer, rope_tables[of.rope], of.window, feed_forward(config, of, layer), norm_after)

@@ -7,26 +7,25 @@ from collections.abc import Callable
 from torch import Tensor
 
 from cudaprefill import ops
-from cudaprefill.models.block_matrix import BlockMatrix, Matrix
+from cudaprefill.models.block_matrix import BlockMatrix
 from cudaprefill.models.config import ExpertsConfig, LayerConfig, ModelConfig
+from cudaprefill.models.linear import Linear
 from cudaprefill.models.weights import LayerWeights
 
-Linear = Callable[[Tensor, Matrix, Tensor | None], Tensor]
 FeedForward = Callable[[Tensor, Linear], Tensor]  # [T, H] -> [T, H]
 
 
 def feed_forward(config: ModelConfig, layer: LayerConfig, weights: LayerWeights) -> FeedForward:
     if layer.experts is not None:
         return _experts(layer.experts, weights)
-    return _dense(weights, is_silu=config.activation == "silu")
+    return _dense(weights, config.activation)
 
 
-def _dense(weights: LayerWeights, is_silu: bool) -> FeedForward:
+def _dense(weights: LayerWeights, activation: str) -> FeedForward:
     """``down @ (activation(gate @ x) * (up @ x))``; the activation is SiLU, or GELU in its tanh form."""
 
     def run(x: Tensor, linear: Linear) -> Tensor:
-        x = linear(x, weights.gate_up, weights.gate_up_bias)
-        x = ops.silu_and_mul(x) if is_silu else ops.gelu_tanh_and_mul(x)
+        x = linear.gated(x, weights.gate_up, weights.gate_up_bias, activation)
         return linear(x, weights.down, weights.down_bias)
 
     return run

@@ -12,16 +12,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from cudaprefill import ops
 from cudaprefill.engine.batch import Batch
+from cudaprefill.models.block_matrix import Matrix
 from cudaprefill.models.decoder import Decoder
+from cudaprefill.models.linear import Linear
 
 if TYPE_CHECKING:
     from cudaprefill.engine.engine import Engine
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 # The parts, in the order of a step. What no clock stands around is "other".
 SCHEDULE, BUILD, SAMPLE, COMMIT, TEXT, OTHER = "schedule", "build", "sample", "commit", "text", "other"
 FORWARD, LOGITS, ON_DEVICE = "forward", "logits", "forward and logits"
+GATED = "gate, up and activation"  # one op, or two where adapters add to gate and up
 OP_PARTS = {
     "rms_norm": "norms",
     "add_rms_norm": "norms",
@@ -37,8 +41,8 @@ OP_PARTS = {
     "decode_attention": "attention of single tokens",
     "prefill_attention": "attention of chunks",
     "mixed_attention": "attention of decodes and chunks",
-    "silu_and_mul": "activate and multiply",
-    "gelu_tanh_and_mul": "activate and multiply",
+    "silu_and_mul": GATED,
+    "gelu_tanh_and_mul": GATED,
     "expert_mlp": "experts",
     "expert_mlp_blocks": "experts",
     "add_lora": "LoRA",
@@ -48,11 +52,11 @@ OP_PARTS = {
 _MATRICES = {  # by their field in LayerWeights; those of experts are multiplied in the op
     "qkv": "linear qkv",
     "o": "linear o",
-    "gate_up": "linear gate and up",
+    "gate_up": GATED,
     "down": "linear down",
     "router": "linear router",
 }
-FORWARD_PARTS = ("embedding", *_MATRICES.values(), *dict.fromkeys(OP_PARTS.values()), "between the ops")
+FORWARD_PARTS = ("embedding", *dict.fromkeys((*_MATRICES.values(), *OP_PARTS.values())), "between the ops")
 PARTS = (SCHEDULE, BUILD, *(f"{FORWARD}: {part}" for part in FORWARD_PARTS), LOGITS, ON_DEVICE, SAMPLE, COMMIT, TEXT)
 
 
@@ -114,14 +118,12 @@ class StepProfiler:
             self._put(model, "_embed", self._timed(f"{FORWARD}: embedding", model._embed))
             self._put(model, "_linear", self._timed_linear(model))
 
-    def _timed_linear(self, model: Decoder) -> Callable[..., Any]:
-        """The model's linear layer, timed under the name of the matrix."""
-        linear = model._linear
-        by_matrix = {id(model.weights.lm_head): self._timed(LOGITS, linear)}
+    def _timed_linear(self, model: Decoder) -> Linear:
+        """The model's linear layers, timed under the name of the matrix."""
+        parts = {id(model.weights.lm_head): LOGITS}
         for layer in model.weights.layers:
-            for field, part in _MATRICES.items():
-                by_matrix[id(getattr(layer, field))] = self._timed(f"{FORWARD}: {part}", linear)
-        return lambda x, weight, bias: by_matrix[id(weight)](x, weight, bias)
+            parts |= {id(getattr(layer, field)): f"{FORWARD}: {part}" for field, part in _MATRICES.items()}
+        return _TimedLinear(model._linear, parts, self._timed)
 
     def _put(self, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
         """Replaces an attribute until the end of the `with`."""
@@ -179,6 +181,26 @@ class StepProfiler:
             return result
 
         return whole_step
+
+
+class _TimedLinear(Linear):
+    """A linear layer with a clock for each matrix."""
+
+    def __init__(
+        self,
+        linear: Linear,
+        parts: Mapping[int, str],
+        timed: Callable[[str, Callable[..., Tensor]], Callable[..., Tensor]],
+    ) -> None:
+        """`parts` by the identity of the matrix; timed(part, function) puts a clock around a function."""
+        self._linear = {matrix: timed(part, linear) for matrix, part in parts.items()}
+        self._gated = {matrix: timed(part, linear.gated) for matrix, part in parts.items()}
+
+    def __call__(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        return self._linear[id(weight)](x, weight, bias)
+
+    def gated(self, x: Tensor, gate_up: Matrix, bias: Tensor | None, activation: str) -> Tensor:
+        return self._gated[id(gate_up)](x, gate_up, bias, activation)
 
 
 def _waited_for(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
