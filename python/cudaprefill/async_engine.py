@@ -49,7 +49,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, AsyncRequestStream] = {}
         self.events = EventHub(self._loop, self._listen)
-        self._engine = EngineThread(parts.engine, self.events.hand_over)
+        self._engine = EngineThread(parts.engine, self.events.hand_over, parts.idle_work)
         self.adapters = parts.input_processor.adapters
         self.most_requests = parts.engine.scheduler.config.most_requests  # that can run or wait at once; None: any
         self._trace = parts.trace

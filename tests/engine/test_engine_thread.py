@@ -184,3 +184,47 @@ def test_a_fork_has_no_engine_and_says_so_instead_of_waiting_for_ever(start: Cal
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert submit(thread, make_request("r", PROMPT)).wait().finished
+
+
+def test_work_that_can_wait_is_done_a_piece_at_a_time_while_nobody_asks_for_anything() -> None:
+    """A request that comes during a piece is served before the next one begins."""
+    in_a_piece, go_on = threading.Event(), threading.Event()
+    events: list[str] = []
+    engine = make_engine()
+    engine.on_step = lambda step: events.append("step")
+
+    def pieces() -> Iterator[None]:
+        events.append("first piece")
+        in_a_piece.set()
+        go_on.wait()
+        yield
+        events.append("second piece")
+        yield
+
+    thread = EngineThread(engine, idle_work=pieces())
+    try:
+        in_a_piece.wait()
+        stream = submit(thread, make_request("r", PROMPT))
+        go_on.set()
+        assert stream.wait().outputs[0].token_ids == expected(PROMPT)
+        thread.call(lambda engine: None).result()
+    finally:
+        thread.close()
+    assert events[0] == "first piece"
+    assert events.count("second piece") <= 1
+    assert set(events[1 : events.index("second piece")] if "second piece" in events else events[1:]) == {"step"}
+
+
+def test_work_that_can_wait_is_done_to_its_end() -> None:
+    done = threading.Event()
+
+    def pieces() -> Iterator[None]:
+        yield from [None] * 5
+        done.set()
+
+    thread = EngineThread(make_engine(), idle_work=pieces())
+    try:
+        done.wait()
+        assert submit(thread, make_request("r", PROMPT)).wait().outputs[0].token_ids == expected(PROMPT)
+    finally:
+        thread.close()

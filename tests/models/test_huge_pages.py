@@ -43,6 +43,19 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
 
 
+def test_a_kv_cache_is_populated_in_the_order_of_its_blocks_a_large_page_at_a_time() -> None:
+    cache = KVCache(num_layers=2, num_blocks=256, num_kv_heads=2, block_size=16, head_size=128, dtype=torch.float32)
+    if not populate(cache.data[0, 0, :1]):
+        pytest.skip("this system has no MADV_POPULATE_WRITE")
+    pieces = cache.populate_in_pieces()
+    for _ in range(4):  # 2 MiB each: the first 128 of the 256 blocks, K and V of both layers
+        next(pieces)
+    before = page_faults()
+    cache.data[:, :, 1:127, :, :, 0] = 1.0
+    assert page_faults() - before < 5
+    assert len(list(pieces)) == 4
+
+
 def test_a_populated_kv_cache_is_written_without_a_page_fault_and_keeps_what_it_held() -> None:
     cache = KVCache(
         num_layers=3, num_blocks=1000, num_kv_heads=2, block_size=16, head_size=32, dtype=torch.float32

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cudaprefill.engine.factory import EngineParts
-from cudaprefill.server.run import set_aside
+from cudaprefill.garbage import uncollected
 from tests.server.asking import ANSWER, COMPLETION_FIELDS, COMPLETIONS, ENDLESS
 from tests.server.running import PATIENCE, RunningServer, events
 
@@ -60,7 +60,8 @@ def collector() -> Iterator[None]:
 def test_the_dead_engine_has_left_the_memory_when_the_next_one_is_built() -> None:
     with RunningServer(config={"restart_engine": True}) as server, server.client() as client:
         server.engine.circle = server.engine  # type: ignore[attr-defined]  # only the collector sees that it is dead
-        server.state.on_engine(lambda engine: set_aside())
+        with uncollected():
+            pass
         assert gc.get_freeze_count() > 10_000
         client.post(COMPLETIONS, json=COMPLETION_FIELDS)
         dead = weakref.ref(server.engine)

@@ -7,14 +7,14 @@ import json
 from dataclasses import asdict
 
 from cudaprefill.cli.engine_flags import engine_config
-from cudaprefill.cli.progress import Progress
+from cudaprefill.cli.progress import loading_model
 from cudaprefill.config import format_bytes
 from cudaprefill.engine.factory import EngineInfo, build_engine
 from cudaprefill.protocol.itl_target import itl_target_text
 
 
 def run(flags: argparse.Namespace) -> int:
-    with Progress("loading the model") as progress:
+    with loading_model() as progress:
         info = build_engine(engine_config(flags), progress).info
     print(json.dumps(asdict(info)) if flags.json else _table(info))
     return 0

@@ -13,6 +13,7 @@ from cudaprefill.cli.engine_flags import add_engine_flags, count
 from cudaprefill.cli.server_flags import add_server_flags
 from cudaprefill.cli.tune_flags import add_tune_commands
 from cudaprefill.errors import EngineDeadError, QueueFullError
+from cudaprefill.garbage import uncollected
 
 # A command's module is imported only when it runs: --help must not wait for torch.
 NAMES = ("chat", "generate", "info", "serve", "top", "explain", "trace", "replay", "advise", "profile")
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_standard_streams()
     flags = build_parser().parse_args(arguments)
     try:
-        command = importlib.import_module(COMMANDS[flags.command])
+        with uncollected():
+            command = importlib.import_module(COMMANDS[flags.command])
         return int(command.run(flags))
     except KeyboardInterrupt:
         print("\ncudaprefill: interrupted", file=sys.stderr)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from cudaprefill.cli.engine_flags import engine_config
-from cudaprefill.cli.progress import Progress
+from cudaprefill.cli.progress import loading_model
 from cudaprefill.engine.factory import TOKEN_BUDGET, EngineParts, build_engine, resolve_device
 from cudaprefill.observe.step_profiler import FORWARD, OTHER, PARTS, ProfiledStep, StepProfiler
 from cudaprefill.sampling_params import SamplingParams
@@ -87,7 +87,7 @@ def run(flags: argparse.Namespace) -> int:
         config = dataclasses.replace(config, max_num_batched_tokens=max(default, largest))
     if config.itl_target_ms is None:
         config = dataclasses.replace(config, itl_target_ms=0.0)  # for the same reason
-    with Progress("loading the model") as progress:
+    with loading_model() as progress:
         parts = build_engine(config, progress)
     print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)
     _check_room(shapes, flags.steps, parts)

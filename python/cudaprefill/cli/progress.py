@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
+
+from cudaprefill.garbage import uncollected
 
 REDRAW_SECONDS = 0.1
 BAR_WIDTH = 30
@@ -49,3 +53,10 @@ class Progress:
             outcome = "failed after" if error else "took"
             self._stream.write(f"{start}cudaprefill: {self._what} {outcome} {time.monotonic() - self._started:.1f} s\n")
             self._stream.flush()
+
+
+@contextlib.contextmanager
+def loading_model() -> Iterator[Progress]:
+    """Around the loading of a model, which every command does in the same way."""
+    with uncollected(), Progress("loading the model") as progress:
+        yield progress

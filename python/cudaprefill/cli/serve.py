@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import sys
-import threading
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from cudaprefill.cli.engine_flags import engine_config, preset_line
-from cudaprefill.cli.progress import Progress
+from cudaprefill.cli.progress import loading_model
 from cudaprefill.config import EngineConfig
+from cudaprefill.garbage import uncollected
 from cudaprefill.server.config import ServerConfig
 
 
@@ -43,26 +42,22 @@ def server_config(flags: argparse.Namespace) -> ServerConfig:
 
 
 def _serve(config: ServerConfig, engine: EngineConfig, exit_with_stdin: bool) -> int:
-    # Imports and a model are no garbage: to look for some among them again and again was a quarter of the start.
-    gc.disable()
-    # What can be wrong without the model is found out before it is loaded; what needs torch is imported after that.
-    from cudaprefill.server.run import bound_socket, serve
-    from cudaprefill.server.tls import check_certificate
+    # What can be wrong without the model is found out before it is loaded.
+    with uncollected():
+        from cudaprefill.engine.factory import EngineParts, build_engine
+        from cudaprefill.server.run import bound_socket, serve
+        from cudaprefill.server.tls import check_certificate
 
     check_certificate(config)
     bound = bound_socket(config.host, config.port)
 
-    from cudaprefill.engine.factory import EngineParts, build_engine
-
     def build() -> EngineParts:
-        with Progress("loading the model") as progress:
+        with loading_model() as progress:
             parts = build_engine(engine, progress)
         if line := preset_line(engine, parts.info.device):
             print(f"cudaprefill: {line}", file=sys.stderr)
         print(f"cudaprefill: {parts.info}", file=sys.stderr, flush=True)
-        # Beside the first requests: it may take seconds.
-        threading.Thread(target=parts.engine.model_runner.kv_cache.populate, daemon=True).start()
-        return parts
+        return replace(parts, idle_work=parts.engine.model_runner.kv_cache.populate_in_pieces())
 
     first = [build()]  # in the main thread, where Ctrl-C ends it
     name = config.served_model_names[0] if config.served_model_names else first[0].info.model

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,15 +26,24 @@ Result = TypeVar("Result")
 Mailbox = Callable[[list[OutputDelta]], None]
 Command = Callable[["Engine"], None]
 
+_NOTHING = object()
+
 
 class EngineThread:
     """Steps the engine while it has work; commands (submit, abort, anything else) run between steps, in order."""
 
-    def __init__(self, engine: Engine, hand_over: Callable[[], None] = lambda: None) -> None:
-        """`hand_over`, called in the engine's thread, sends the events that were collected: see EventHub."""
+    def __init__(
+        self, engine: Engine, hand_over: Callable[[], None] = lambda: None, idle_work: Iterable[object] = ()
+    ) -> None:
+        """`hand_over`, called in the engine's thread, sends the events that were collected: see EventHub.
+
+        idle_work: what can wait, a piece from one item to the next: done in the engine's thread while there is no
+            request, so that a step never shares its cores with it. A request waits for the end of one piece.
+        """
         self.error: BaseException | None = None
         self._engine = engine
         self._hand_over = hand_over
+        self._idle_work: Iterator[object] = iter(idle_work)
         self._step_start: float | None = None
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._mailboxes: dict[str, Mailbox] = {}
@@ -155,7 +164,7 @@ class EngineThread:
             self._end()
 
     def _run_commands(self) -> None:
-        """Runs all that wait; with no work to do, waits for one."""
+        """Runs all that wait; with no work to do, does a piece of what could wait, or waits for one."""
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -163,6 +172,8 @@ class EngineThread:
                 self._hand_over()
                 if self._engine.has_work():
                     return
+                if next(self._idle_work, _NOTHING) is not _NOTHING:
+                    continue
                 command = self._commands.get()
             command(self._engine)
 
@@ -202,6 +213,7 @@ class EngineThread:
         # Who still has this object, or the error with its frames, must not keep the model: the next engine needs its
         # memory.
         self._engine = _DeadEngine(reason)  # type: ignore[assignment]
+        self._idle_work = iter(())
         if self.error is not None:
             traceback.clear_frames(self.error.__traceback__)
 

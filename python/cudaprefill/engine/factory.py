@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -100,6 +100,7 @@ class EngineParts:
     info: EngineInfo
     trace: TraceWriter | None = None  # to be told all events, and closed after the engine
     spans: RequestSpans | None = None  # to be told all events
+    idle_work: Iterable[object] = ()  # see EngineThread
 
 
 def build_engine(config: EngineConfig, progress: Progress | None = None) -> EngineParts:

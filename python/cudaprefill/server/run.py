@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import os
 import resource
@@ -19,6 +18,7 @@ import uvicorn
 
 from cudaprefill.async_engine import AsyncEngine
 from cudaprefill.engine.factory import EngineParts
+from cudaprefill.garbage import uncollected
 from cudaprefill.server.app import create_app
 from cudaprefill.server.config import ServerConfig
 from cudaprefill.server.http_protocol import HttpProtocol
@@ -28,6 +28,8 @@ from cudaprefill.server.state import ServerState
 SWITCH_INTERVAL = 0.0005  # seconds
 # Connections whose clients do not read get so long to take what is left for them, before they are cut off.
 CLOSE_SECONDS = 2
+# What a start leaves is done once nobody was served for so long, and not later than that.
+SETTLE_PAUSE, SETTLE_PATIENCE = 0.2, 5.0
 # Longer than clients keep idle connections, so that none sends a request into one that is just being closed.
 KEEP_ALIVE_SECONDS = 75
 
@@ -81,7 +83,7 @@ def serve(
     async def main() -> int:
         state = ServerState(config, build)
         settling: list[asyncio.Task[None]] = []
-        state.on_engine(lambda engine: settling.append(asyncio.create_task(settle(engine))))
+        state.on_engine(lambda engine: settling.append(asyncio.create_task(settle(state, engine))))
         stop = asyncio.Event()
         with _signals(lambda: on_signal(state, stop)):
             if exit_with_stdin:
@@ -89,6 +91,8 @@ def serve(
             try:
                 return await run(state, bound, stop, announce)
             finally:
+                for task in settling:
+                    task.cancel()
                 await asyncio.gather(*settling, return_exceptions=True)
 
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
@@ -100,24 +104,14 @@ def serve(
         loop.close()
 
 
-async def settle(engine: AsyncEngine) -> None:
-    """What a start leaves for when the first requests are answered already."""
-    try:
-        with contextlib.suppress(ValueError):  # the first chat would wait until the template engine is imported
-            await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
-    finally:
-        set_aside()
+async def settle(state: ServerState, engine: AsyncEngine) -> None:
+    """What a start leaves for the first pause: the template engine, for which the first chat would wait.
 
-
-def set_aside() -> None:
-    """Takes all that is there out of the garbage collector's sight, until gc.unfreeze(), and lets it look for others.
-
-    Libraries and engine are some 200,000 objects. To look through them takes 0.1 s, in which no thread goes on and no
-    stream gets a token, and would happen whenever enough requests are remembered.
+    To import it takes 0.3 s, and as much from a step beside it: each op of the step waits for Python's lock.
     """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    await state.pause(SETTLE_PAUSE, SETTLE_PATIENCE)
+    with uncollected(), contextlib.suppress(ValueError):  # there are models without a template
+        await asyncio.to_thread(engine.tokenizer.encode_chat, [{"role": "user", "content": ""}])
 
 
 async def run(state: ServerState, bound: socket.socket, stop: asyncio.Event, announce: Callable[[str], None]) -> int:

@@ -120,6 +120,16 @@ class ServerState:
         if finish_reason == "abort" and self._abort_error is not None:
             raise self._abort_error
 
+    async def pause(self, seconds: float, patience: float) -> None:
+        """Returns when nobody was served for `seconds`, or after `patience` seconds all the same."""
+        now = last_busy = time.monotonic()
+        give_up = now + patience
+        while (self.in_flight or now < last_busy + seconds) and now < give_up:
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            if self.in_flight:
+                last_busy = now
+
     async def drain(self, timeout: float) -> None:
         """Admits nobody more, gives those in flight `timeout` seconds, then aborts them and lets them be told."""
         self.draining = True
