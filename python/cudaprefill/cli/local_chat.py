@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import threading
 from collections.abc import Iterator
 
 from cudaprefill.cli.engine_flags import chosen_adapter
@@ -11,6 +12,7 @@ from cudaprefill.cli.load import load_llm
 from cudaprefill.engine.request_stream import RequestStream
 from cudaprefill.llm import LLM
 from cudaprefill.sampling_params import SamplingParams
+from cudaprefill.text.chat_template import template_engine
 from cudaprefill_tui.backend import AnswerFigures, Message
 
 
@@ -63,5 +65,6 @@ def open_backend(flags: argparse.Namespace) -> Iterator[LocalBackend]:
         temperature=flags.temperature, top_p=flags.top_p, seed=flags.seed, max_tokens=flags.max_tokens
     )
     adapter = chosen_adapter(flags)
+    threading.Thread(target=template_engine, daemon=True).start()  # beside the weights, for the first message
     with load_llm(flags) as llm:
         yield LocalBackend(llm, params, adapter)

@@ -15,6 +15,13 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 Message = Mapping[str, Any]  # {"role": ..., "content": a string or a list of {"type": "text", "text": ...}, ...}
 
 
+def template_engine() -> Any:
+    """The class that renders chats. The first call imports it, which takes 0.3 s."""
+    from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+    return PreTrainedTokenizerBase
+
+
 class ChatTemplate:
     """A Jinja template and the special tokens it may write.
 
@@ -75,9 +82,7 @@ class ChatTemplate:
     @cached_property
     def _renderer(self) -> Any:
         source = self._require_source()
-        from transformers.tokenization_utils_base import PreTrainedTokenizerBase  # half a second, without torch
-
-        return PreTrainedTokenizerBase(chat_template=source, **self._special_tokens)
+        return template_engine()(chat_template=source, **self._special_tokens)
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
