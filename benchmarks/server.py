@@ -17,7 +17,7 @@ from benchmarks.figures import Figure, write_figures
 from benchmarks.peers.client import Client
 from benchmarks.peers.engines import RunningEngine, our_engine
 from benchmarks.peers.result import figures_of
-from benchmarks.peers.workloads import WORKLOADS, Samples, Sizes
+from benchmarks.peers.workloads import Samples, Sizes, workloads
 from cudaprefill import __version__
 from cudaprefill.models import default_model_path, read_model_config
 
@@ -25,7 +25,7 @@ from cudaprefill.models import default_model_path, read_model_config
 async def one_round(url: str, sizes: Sizes) -> Samples:
     samples: Samples = {}
     async with Client(url) as client:
-        for workload in WORKLOADS:
+        for workload in workloads(sizes):
             samples |= await workload.run(client, sizes, random.Random())
     return samples
 
@@ -45,6 +45,7 @@ def main() -> int:
         try:
             server.wait_until_ready()
             asyncio.run(one_round(server.url, tiny))
+            server.settle()
             rounds = [
                 asyncio.run(one_round(server.url, tiny if flags.tiny else Sizes(vocab_size)))
                 for _ in range(flags.rounds)

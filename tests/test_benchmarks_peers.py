@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import httpx
@@ -26,13 +27,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import convert, page
+from benchmarks.peers import convert, engines, page, run
 from benchmarks.peers.client import Client, Stream
 from benchmarks.peers.engines import Engine, RunningEngine, installed_version, our_engine
 from benchmarks.peers.limits import Limits, limits_of
 from benchmarks.peers.one_at_a_time_server import make_handler
-from benchmarks.peers.result import EngineResult, Result, figures_of, markdown, number, picture, quantile
-from benchmarks.peers.workloads import WORKLOADS, Samples, Sizes, fresh_tokens
+from benchmarks.peers.result import EngineResult, Ratio, Result, figures_of, markdown, number, picture, quantile
+from benchmarks.peers.run import has_turn
+from benchmarks.peers.workloads import Samples, Sizes, Workload, fresh_tokens, workloads
 from cudaprefill.text.tokenizer_files import TokenizerFiles
 from tests.engine.harness import VOCAB_SIZE
 from tests.models.gguf_files import write_gguf
@@ -135,9 +137,7 @@ def test_an_error_of_the_server_is_told() -> None:
 # --- Workloads ---
 
 
-def run_workload(url: str, name: str, seed: int = 0, sizes: Sizes = TINY) -> Samples:
-    (workload,) = (each for each in WORKLOADS if each.name == name)
-
+def run_workload(url: str, workload: Workload, seed: int = 0, sizes: Sizes = TINY) -> Samples:
     async def run() -> Samples:
         async with Client(url) as client:
             return await workload.run(client, sizes, random.Random(seed))
@@ -145,11 +145,16 @@ def run_workload(url: str, name: str, seed: int = 0, sizes: Sizes = TINY) -> Sam
     return asyncio.run(run())
 
 
+def named(name: str) -> Workload:
+    (workload,) = (each for each in workloads(TINY) if each.name == name)
+    return workload
+
+
 def test_every_workload_gives_samples_of_every_figure_and_leaves_nothing_running() -> None:
     with RunningServer(pace=0.001, num_blocks=128) as server:  # checks that it is idle at its end
         samples: Samples = {}
-        for workload in WORKLOADS:
-            samples |= run_workload(server.url, workload.name)
+        for workload in workloads(TINY):
+            samples |= run_workload(server.url, workload)
     assert all(value > 0 for values in samples.values() for value in values)
     assert samples.keys() == SAMPLES
     assert {figure.samples for figure in figures_of(samples)} == SAMPLES
@@ -159,7 +164,7 @@ def test_chats_tell_the_gaps_while_the_long_prompt_is_computed() -> None:
     """Each step takes 20 ms, and the prompt needs several; the gaps of each chat cover all the time it took."""
     sizes = replace(TINY, max_chat_tokens=400)
     with RunningServer(pace=0.02, num_blocks=128, budget=16) as server:
-        samples = run_workload(server.url, "chats", sizes=sizes)
+        samples = run_workload(server.url, named("chats"), sizes=sizes)
     gaps, (ttft,) = samples["chats_itl_ms"], samples["chats_long_ttft_s"]
     assert ttft >= 0.02 * sizes.long_prompt / 16
     assert sum(gaps) / 1e3 >= ttft * sizes.chats
@@ -168,7 +173,7 @@ def test_chats_tell_the_gaps_while_the_long_prompt_is_computed() -> None:
 def test_only_the_second_question_finds_its_text_in_the_cache() -> None:
     with RunningServer(num_blocks=128, budget=16) as server:
         for seed in (1, 2):
-            run_workload(server.url, "prefix", seed)
+            run_workload(server.url, named("prefix"), seed)
         steps = server.runner.fake.steps
     cold = -(-(TINY.prefix + TINY.question) // 16)
     assert steps == 2 * (cold + 1)
@@ -278,6 +283,49 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
+def test_processor_time_of_an_engine_is_that_of_its_processes(tmp_path: Path) -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\n"
+    running = RunningEngine(bare_engine(busy + SERVER), tmp_path / "log")
+    try:
+        running.wait_until_ready()
+        assert 0.25 < running.cpu_seconds() < 60
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(
+    ("used", "settled", "waited"),
+    [
+        ([3.0, 3.01], True, 1),  # of each second
+        ([1.0, 1.9, 2.7, 2.71], True, 3),
+        (list(range(100)), False, 15),
+    ],
+)
+def test_an_engine_has_settled_when_it_uses_no_core_for_a_second(
+    used: list[float], settled: bool, waited: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    running = RunningEngine(bare_engine(SERVER), tmp_path / "log")
+    try:
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+        monkeypatch.setattr(engines, "time", clock)
+        monkeypatch.setattr(running, "cpu_seconds", lambda: used[int(now[0])])
+        assert running.settle() == settled
+        assert now == [waited]
+    finally:
+        running.stop()
+
+
+def test_slow_engines_have_a_turn_in_every_second_round_and_none_in_concurrent_workloads() -> None:
+    slow, fast = replace(bare_engine(""), concurrent=False), bare_engine("")
+    chats, others = named("chats"), [workload for workload in workloads(TINY) if not workload.concurrent]
+    turns = [(number, turn) for number in range(4) for turn in range(3)]
+    assert all(has_turn(fast, workload, *turn) for workload in workloads(TINY) for turn in turns)
+    for workload in others:
+        assert [turn for turn in turns if has_turn(slow, workload, *turn)] == [(0, 0), (2, 0)]
+    assert not any(has_turn(slow, chats, *turn) for turn in turns)
+
+
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
     running = RunningEngine(bare_engine("raise SystemExit('no such model')"), tmp_path / "log")
     try:
@@ -326,15 +374,35 @@ def test_quantiles_are_those_of_numpy(samples: list[float], share: float) -> Non
     assert quantile(share)(samples) == np.quantile(samples, share, method="inverted_cdf")
 
 
-def test_a_figure_is_the_median_of_the_rounds_and_its_ratio_that_to_vllm() -> None:
+def test_a_figure_is_the_median_of_the_rounds_and_its_ratio_that_of_neighbours_to_vllm() -> None:
     result = a_result()
     ours, vllm = result.engines
     figures = {figure.title: figure for figure in result.figures}
     assert vllm.value(figures["prefill, 1,600 tokens"]) == 800.0
-    assert result.ratio(ours, figures["prefill, 1,600 tokens"]) == 2.0
-    assert result.ratio(ours, figures["one stream, mean ITL"]) == 0.1
+    assert result.ratio(ours, figures["prefill, 1,600 tokens"]) == Ratio([1600 / 700, 1600 / 800, 1600 / 5000])
+    assert result.ratio(ours, figures["one stream, mean ITL"]) == Ratio([0.1, 0.1, 0.1])
+    assert result.ratio(ours, figures["chats + long prompt: ITL p99"]) == Ratio([0.3, 0.3, 0.3])  # of each round's
     assert ours.value(figures["chats + long prompt: ITL p50"]) == 6.0  # of the gaps of all rounds
     assert ours.value(figures["chats + long prompt: ITL max"]) == 300.0
+
+
+def test_turns_that_only_one_of_two_engines_had_make_no_pair() -> None:
+    """The machine slows down by the half in the second round, and the slow engine has no turn in it."""
+    result = a_result()
+    ours, vllm = result.engines
+    ours.rounds = [{"decode_itl_ms": [4.0]}, {}, {"decode_itl_ms": [8.0]}]
+    vllm.rounds = [{"decode_itl_ms": [40.0, 41.0]}, {"decode_itl_ms": [80.0]}, {"decode_itl_ms": [80.0]}]
+    (figure,) = result.figures
+    assert result.ratio(ours, figure) == Ratio([0.1, 0.1])
+    assert "| one stream, mean ITL (ms) | 6.00 (0.10x, 0.10 to 0.10) | 60.5 | 2 |" in markdown(result)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30))
+def test_half_of_the_ratios_lie_between_the_two_that_are_told(samples: list[float]) -> None:
+    ratio = Ratio(samples)
+    low, high = ratio.middle_half
+    assert low <= ratio.median <= high
+    assert sum(low <= sample <= high for sample in samples) >= len(samples) / 2
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -345,8 +413,8 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_table_has_figures_ratios_limits_and_who_is_absent() -> None:
     text = markdown(a_result())
-    assert "| prefill, 1,600 tokens (tok/s) | 1,600 (2.00x) | 800 |" in text
-    assert "| one stream, mean ITL (ms) | 4.00 (0.10x) | 40.0 |" in text
+    assert "| prefill, 1,600 tokens (tok/s) | 1,600 (2.00x, 0.32 to 2.29) | 800 | 3 |" in text
+    assert "| one stream, mean ITL (ms) | 4.00 (0.10x, 0.10 to 0.10) | 40.0 | 3 |" in text
     assert "ITL of 25.7 ms" in text  # 540 MB at 21 GB/s
     assert "| 930 tok/s |" in text  # 1600 * 250e9 / 4.3e11
     assert "- llama.cpp: not measured, not there." in text
@@ -355,7 +423,7 @@ def test_the_table_has_figures_ratios_limits_and_who_is_absent() -> None:
 def test_a_figure_that_an_engine_lacks_is_a_dash() -> None:
     result = a_result()
     result.engines[0].rounds = [{"decode_itl_ms": [4.0]}]
-    assert "| prefill, 1,600 tokens (tok/s) | - | 800 |" in markdown(result)
+    assert "| prefill, 1,600 tokens (tok/s) | - | 800 |  |" in markdown(result)
 
 
 @given(st.floats(1e-6, 1e6))
@@ -380,9 +448,9 @@ def test_goals_are_told_where_vllm_was_measured() -> None:
     result = a_result()
     quantised = replace(result.engines[0], name="cudaprefill-int8", title="The quantised one")
     text = page.goals(replace(result, engines=[*result.engines, quantised]))
-    assert "| prefill, 1,600 tokens | The quantised one | least 2x | 2.00x | met |" in text
-    assert "| one stream, mean ITL | The cudaprefill | most 0.35x | 0.10x | met |" in text
-    assert "| chats + long prompt: ITL p99 | The cudaprefill | most 0.1x | 0.30x | missed |" in text
+    assert "| prefill, 1,600 tokens | The quantised one | least 2x | 2.00x, 0.32 to 2.29 | 3 | met |" in text
+    assert "| one stream, mean ITL | The cudaprefill | most 0.35x | 0.10x, 0.10 to 0.10 | 3 | met |" in text
+    assert "| chats + long prompt: ITL p99 | The cudaprefill | most 0.1x | 0.30x, 0.30 to 0.30 | 3 | missed |" in text
     assert "not measured" in page.goals(a_result(("cudaprefill",)))
 
 
@@ -416,8 +484,9 @@ def run_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
     model.mkdir()
     save_tiny_model(model, "llama")
     write_folder(model, byte_level())
-    monkeypatch.setattr(command, "READ_BYTES", 1 << 20)
-    monkeypatch.setattr(command, "gemm_rate", lambda: 1e11)
+    monkeypatch.setattr(run, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr(run, "gemm_rate", lambda: 1e11)
+    monkeypatch.setattr(engines, "SETTLE_PATIENCE", 0.0)
     for name in ("CUDAPREFILL_VLLM_PYTHON", "CUDAPREFILL_LLAMA_PYTHON"):
         monkeypatch.delenv(name, raising=False)
 
@@ -440,8 +509,14 @@ def test_the_command_measures_our_engine_and_names_the_absent(
     others = {"cudaprefill, float32 math", "cudaprefill, float32 weights", "cudaprefill, int8 activations"}
     assert result.absent.keys() == {"vLLM", "llama.cpp", "transformers", *others}
     assert all(samples.keys() == SAMPLES for samples in result.engines[0].rounds)
+    assert all(len(result.engines[0].rounds[0][f"prefill_{length}_tokens_s"]) == 3 for length in TINY.prefill)
     assert result.engines[0].memory_bytes > 1e6
     assert markdown(result) in capsys.readouterr().out
+
+
+def test_a_workload_that_there_is_not_is_refused(run_command: Callable[..., Result]) -> None:
+    with pytest.raises(ValueError, match="--workloads names prefil; there are prefill, decode, batch, chats, prefix"):
+        run_command("--workloads", "prefil")
 
 
 def test_an_engine_that_fails_is_left_out_and_the_others_are_measured(

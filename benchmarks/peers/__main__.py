@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers --vllm-python VENV/bin/python --llama-python VENV/bin/python [--transformers]
 
-Every engine is a server of its own. All are started first; then they are measured in turns, A B C A B C, and whoever
-has no turn is frozen. The machine's limits are measured between the rounds. A peer whose Python is not given, or lacks
-the package, is named and left out.
+Every engine is a server of its own. All are started, warmed up and waited for until they have settled; then they are
+measured in turns, workload by workload, A B C A B C, and whoever has no turn is frozen. So each figure of an engine has
+one of every other engine beside it, a few seconds apart. The machine's limits are measured between the rounds. A peer
+whose Python is not given, or lacks the package, is named and left out.
 
 Writes DATE-peers-cpu.json (all samples), .md (the table) and .svg into --results. The machine should have nothing else
 to do; --tiny shows that everything runs and writes figures that mean nothing.
@@ -13,35 +14,24 @@ to do; --tiny shows that everything runs and writes figures that mean nothing.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import random
 import signal
 import sys
-import time
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-import httpx
-
 from benchmarks.figures import machine
-from benchmarks.machine import gemm_rate, read_bandwidth
-from benchmarks.peers.client import Client
 from benchmarks.peers.convert import file_hash, safetensors_folder
-from benchmarks.peers.engines import Engine, RunningEngine, installed_version, one_at_a_time, our_engine, vllm
+from benchmarks.peers.engines import Engine, installed_version, one_at_a_time, our_engine, vllm
 from benchmarks.peers.limits import limits_of
-from benchmarks.peers.result import EngineResult, Result, markdown, picture
-from benchmarks.peers.workloads import WORKLOADS, Samples, Sizes
+from benchmarks.peers.result import Result, markdown, picture
+from benchmarks.peers.run import measure, say
+from benchmarks.peers.workloads import NAMES, Sizes
 from cudaprefill import __version__
 from cudaprefill.models import default_model_path, read_model_config
 
 ROOT = Path(__file__).resolve().parents[2]
-READ_BYTES = 512 * 2**20  # more than any cache
-
-
-def say(text: str) -> None:
-    print(f"peers: {text}", file=sys.stderr, flush=True)
 
 
 def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[str, str]]:
@@ -84,73 +74,11 @@ def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[
     return chosen, absent
 
 
-async def one_round(running: RunningEngine, sizes: Sizes, seed: int, only: set[str]) -> Samples:
-    """Every workload once; the same seed gives the same token ids."""
-    samples: Samples = {}
-    async with Client(running.url) as client:
-        for workload in WORKLOADS:
-            if only and workload.name not in only:
-                continue
-            if workload.concurrent and not running.engine.concurrent:
-                continue
-            start = time.perf_counter()
-            samples |= await workload.run(client, sizes, random.Random(f"{seed} {workload.name}"))
-            await asyncio.sleep(0.2)  # what a cancelled request leaves to be done
-            say(f"  {workload.name} {time.perf_counter() - start:.1f} s")
-    return samples
-
-
-def measure(flags: argparse.Namespace, sizes: Sizes, chosen: list[Engine], found: Result) -> None:
-    """Fills `found` with what the engines do in turns. One that fails is left out from there on, with the reason."""
-    running: list[tuple[RunningEngine, EngineResult]] = []
-    only = set(flags.workloads.split(",")) if flags.workloads else set()
-    seed = random.SystemRandom().randrange(2**32)
-
-    def fail(each: RunningEngine, error: Exception) -> None:
-        reason = (str(error) or repr(error)).splitlines()[0]
-        say(f"{each.engine.title} failed: {reason}")
-        found.absent[each.engine.title] = f"it failed: {reason}"
-        each.stop()
-
-    try:
-        for engine in chosen:
-            say(f"starting {engine.title}")
-            each = RunningEngine(engine, flags.folder / f"{engine.name}.log")
-            result = EngineResult(
-                engine.name, engine.title, engine.version, engine.shown_command, engine.note, start_seconds=0.0
-            )
-            running.append((each, result))
-            try:
-                each.wait_until_ready()
-                result.start_seconds = each.start_seconds
-                # What an engine does only once, first kernels and the like, is not what is measured.
-                asyncio.run(one_round(each, Sizes.tiny(sizes.vocab_size), seed - 1, only))
-            except (RuntimeError, httpx.HTTPError) as error:
-                running.pop()
-                fail(each, error)
-            else:
-                each.freeze()
-        for number in range(flags.rounds):
-            found.limits.gemm_GFLOP_s.append(gemm_rate() / 1e9)
-            found.limits.read_GB_s.append(read_bandwidth(READ_BYTES) / 1e9)
-            for each, result in list(running):
-                say(f"round {number + 1} of {flags.rounds}: {each.engine.title}")
-                each.thaw()
-                try:
-                    result.rounds.append(asyncio.run(one_round(each, sizes, seed + number, only)))
-                except (RuntimeError, httpx.HTTPError) as error:
-                    running.remove((each, result))
-                    fail(each, error)
-                else:
-                    each.freeze()
-        for each, result in running:
-            result.memory_bytes = each.memory()
-            found.engines.append(result)
-    finally:
-        for each, _ in running:
-            each.stop()
-    if not found.engines:
-        raise ValueError("no engine came through the run")
+def workload_names(chosen: str | None) -> set[str]:
+    names = set(chosen.split(",")) if chosen else set(NAMES)
+    if unknown := names - set(NAMES):
+        raise ValueError(f"--workloads names {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    return names
 
 
 def main() -> int:
@@ -167,7 +95,7 @@ def main() -> int:
         help="of cudaprefill, cudaprefill-int8, cudaprefill-float32-math, cudaprefill-float32, vllm, llama.cpp, "
         "transformers",
     )
-    add("--workloads", metavar="NAME,...", help=f"of {', '.join(workload.name for workload in WORKLOADS)}")
+    add("--workloads", metavar="NAME,...", help=f"of {', '.join(NAMES)}")
     add("--folder", type=Path, default=ROOT / "build" / "peers", help="for logs and the converted model")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results", help="(default: benchmarks/results)")
     add("--tiny", action="store_true", help="small sizes, one round: to see that all of it runs")
@@ -188,7 +116,7 @@ def main() -> int:
     date = datetime.now(timezone.utc).date().isoformat()
     description = {"file": model.name, "sha256": file_hash(model) if model.is_file() else ""}
     found = Result(date, machine(), description, asdict(sizes), limits_of(model, sizes.prefill), absent, [])
-    measure(flags, sizes, chosen, found)
+    measure(chosen, sizes, found, flags.rounds, workload_names(flags.workloads), flags.folder)
     write(found, flags.results)
     return 0
 

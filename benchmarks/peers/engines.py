@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,9 @@ import httpx
 
 START_PATIENCE = 600.0  # seconds; the first start of an engine that compiles takes a minute or two
 STOP_PATIENCE = 30.0
+# An engine has settled when it uses less than this share of one core for a second, and is not waited for any longer
+# than that.
+SETTLED_SHARE, SETTLE_PATIENCE = 0.02, 15.0
 
 
 @dataclass(frozen=True)
@@ -149,15 +152,43 @@ class RunningEngine:
                 raise RuntimeError(f"{self.engine.name} is not ready after {seconds:.0f} s ({state}):\n{end}")
             time.sleep(0.05)
 
+    def settle(self) -> bool:
+        """Waits until it has done what it goes on with after its first answers, such as taking memory.
+
+        False if it is still at work after a quarter of a minute, as one is that polls.
+        """
+        give_up = time.monotonic() + SETTLE_PATIENCE
+        while time.monotonic() < give_up:
+            before = self.cpu_seconds()
+            time.sleep(1.0)
+            if self.cpu_seconds() - before < SETTLED_SHARE:
+                return True
+        return False
+
+    def cpu_seconds(self) -> float:
+        """What the process and its workers have used of all cores so far; 0.0 where the system does not tell."""
+        ticks = 0
+        for folder in self._processes():
+            with contextlib.suppress(OSError):  # it has just ended
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def memory(self) -> int:
         """Bytes in use by the process and its workers, shared ones counted once; 0 where the system does not tell."""
         total = 0
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, StopIteration):  # a process that has just ended
-                if os.getpgid(int(folder.name)) == self._process.pid:
-                    lines = (folder / "smaps_rollup").read_text().splitlines()
-                    total += 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+        for folder in self._processes():
+            with contextlib.suppress(OSError, StopIteration):  # it has just ended
+                lines = (folder / "smaps_rollup").read_text().splitlines()
+                total += 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
         return total
+
+    def _processes(self) -> Iterator[Path]:
+        """The folders in /proc of the process and its workers."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(folder.name)) == self._process.pid:
+                    yield folder
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)

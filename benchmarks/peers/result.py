@@ -25,6 +25,15 @@ class Figure:
     statistic: Callable[[Sequence[float]], float] = statistics.median
     more_is_better: bool = False
 
+    def ratios(self, own: Sequence[float], base: Sequence[float]) -> list[float]:
+        """Of one engine's samples of a round to another's: of each to its neighbour in time where a sample is a turn.
+
+        Where a turn has many samples, and the figure is a quantile of them, of one quantile to the other.
+        """
+        if self.statistic is not statistics.median:
+            own, base = [self.statistic(own)], [self.statistic(base)]
+        return [one / other for one, other in zip(own, base, strict=False) if other]
+
 
 def quantile(share: float) -> Callable[[Sequence[float]], float]:
     """The least sample that at least `share` of all do not exceed."""
@@ -51,9 +60,32 @@ def figures_of(samples: Samples) -> list[Figure]:
     return [figure for figure in all_figures if samples.get(figure.samples)]
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """How one engine's figure compares with the baseline's, from `samples` of neighbours in time."""
+
+    samples: Sequence[float]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def middle_half(self) -> tuple[float, float]:
+        """What a quarter of the samples does not exceed, and what three quarters do not."""
+        return quantile(0.25)(self.samples), quantile(0.75)(self.samples)
+
+    def __str__(self) -> str:
+        low, high = self.middle_half
+        return f"{self.median:.2f}x, {low:.2f} to {high:.2f}"
+
+
 @dataclass
 class EngineResult:
-    """One engine's part of a run."""
+    """One engine's part of a run.
+
+    rounds: of each round its samples, in the order of the turns; nothing where the engine had none.
+    """
 
     name: str
     title: str
@@ -112,32 +144,39 @@ class Result:
         """vLLM where it was measured, else the first engine."""
         return next((engine for engine in self.engines if engine.name == "vllm"), self.engines[0])
 
-    def ratio(self, engine: EngineResult, figure: Figure) -> float | None:
-        """An engine's figure over the baseline's; None where one of them has none."""
-        own, base = engine.value(figure), self.baseline.value(figure)
-        return None if own is None or not base else own / base
+    def ratio(self, engine: EngineResult, figure: Figure) -> Ratio | None:
+        """An engine's figure over the baseline's; None where they have none of the same turn."""
+        samples = [
+            ratio
+            for own, base in zip(engine.rounds, self.baseline.rounds, strict=False)
+            if figure.samples in own and figure.samples in base
+            for ratio in figure.ratios(own[figure.samples], base[figure.samples])
+        ]
+        return Ratio(samples) if samples else None
 
 
 def markdown(result: Result) -> str:
     """The table, with what is needed to read it."""
     baseline, engines = result.baseline, result.engines
     rows = [
-        f"| | {' | '.join(engine.title for engine in engines)} |",
-        "|---" * (len(engines) + 1) + "|",
+        f"| | {' | '.join(engine.title for engine in engines)} | pairs |",
+        "|---" * (len(engines) + 2) + "|",
     ]
     for figure in result.figures:
         cells = [_cell(result, engine, figure) for engine in engines]
-        rows.append(f"| {figure.title} ({figure.unit}) | {' | '.join(cells)} |")
+        rows.append(f"| {figure.title} ({figure.unit}) | {' | '.join(cells)} | {_pairs(result, figure)} |")
     starts = " | ".join(f"{engine.start_seconds:.1f}" for engine in engines)
     memory = " | ".join(number(engine.memory_bytes / 1e6) for engine in engines)
     machine = result.machine
+    num_rounds = max(len(engine.rounds) for engine in engines)
     lines = [
         f"{result.date}, {machine['cpu']}, {machine['threads']} threads, {result.model['file']}, medians of "
-        f"{max(len(engine.rounds) for engine in engines)} rounds. In brackets: the ratio to {baseline.title}.",
+        f"{num_rounds} rounds. In brackets: the ratio to {baseline.title}, the median of as many pairs of neighbours "
+        "in time as the last column says, and what the middle half of them lies between.",
         "",
         *rows,
-        f"| start to first answer (s) | {starts} |",
-        f"| memory after the run (MB) | {memory} |",
+        f"| start to first answer (s) | {starts} | |",
+        f"| memory after the run (MB) | {memory} | |",
         "",
         *_limits(result.limits),
         "",
@@ -178,7 +217,14 @@ def _cell(result: Result, engine: EngineResult, figure: Figure) -> str:
     value, ratio = engine.value(figure), result.ratio(engine, figure)
     if value is None:
         return "-"
-    return number(value) if ratio is None or engine is result.baseline else f"{number(value)} ({ratio:.2f}x)"
+    return number(value) if ratio is None or engine is result.baseline else f"{number(value)} ({ratio})"
+
+
+def _pairs(result: Result, figure: Figure) -> str:
+    """How many each ratio is made of; where engines differ, the most first."""
+    ratios = [result.ratio(engine, figure) for engine in result.engines if engine is not result.baseline]
+    counts = {len(ratio.samples) for ratio in ratios if ratio is not None}
+    return ", ".join(map(str, sorted(counts, reverse=True)))
 
 
 def number(value: float) -> str:
@@ -196,7 +242,7 @@ def picture(result: Result) -> str:
     rows = [
         (figure, [(index, engine, ratio if figure.more_is_better else 1 / ratio) for index, engine, ratio in ratios])
         for figure in result.figures
-        if (ratios := [(i, e, r) for i, e in enumerate(result.engines) if (r := result.ratio(e, figure))])
+        if (ratios := [(i, e, r.median) for i, e in enumerate(result.engines) if (r := result.ratio(e, figure))])
     ]
     speeds = [speed for _, bars in rows for _, _, speed in bars]
     low, high = math.log(min([0.5, *speeds])), math.log(max([2.0, *speeds]))

@@ -1,7 +1,6 @@
 """What every engine is asked to do, and what is measured of it.
 
-Each measurement draws its token ids anew, so that no cache can know them, and the engines of one round get the same
-ones.
+Each measurement draws its token ids anew, so that no cache can know them; all engines get the same ones in one turn.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.peers.client import Client, Stream
 
@@ -44,10 +44,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Workload:
-    """`concurrent`: it makes sense only for an engine that runs several requests at once."""
+    """What takes one turn of each engine.
+
+    turns: in each round.
+    concurrent: it makes sense only for an engine that runs several requests at once.
+    """
 
     name: str
+    title: str
     run: Callable[[Client, Sizes, random.Random], Awaitable[Samples]]
+    turns: int = 1
     concurrent: bool = False
 
 
@@ -56,13 +62,10 @@ def fresh_tokens(count: int, sizes: Sizes, draws: random.Random) -> list[int]:
     return [draws.randrange(min(100, sizes.vocab_size // 2), sizes.vocab_size) for _ in range(count)]
 
 
-async def prefill(client: Client, sizes: Sizes, draws: random.Random) -> Samples:
+async def prefill(client: Client, sizes: Sizes, draws: random.Random, *, length: int) -> Samples:
     """Nothing else runs: the time to the first token of one prompt, as tokens a second."""
-    samples: Samples = {}
-    for length in sizes.prefill:
-        stream = await client.complete(fresh_tokens(length, sizes, draws), 1)
-        samples[f"prefill_{length}_tokens_s"] = [length / stream.ttft]
-    return samples
+    stream = await client.complete(fresh_tokens(length, sizes, draws), 1)
+    return {f"prefill_{length}_tokens_s": [length / stream.ttft]}
 
 
 async def decode(client: Client, sizes: Sizes, draws: random.Random) -> Samples:
@@ -107,6 +110,7 @@ async def chats(client: Client, sizes: Sizes, draws: random.Random) -> Samples:
     for task in tasks:
         with contextlib.suppress(asyncio.CancelledError):
             task.result()
+    await asyncio.sleep(0.2)  # what the cancelled requests leave to be done
     gaps = [gap * 1e3 for stream in streams for gap in stream.gaps(newcomer.sent, newcomer.first)]
     return {"chats_itl_ms": gaps, "chats_long_ttft_s": [newcomer.ttft]}
 
@@ -119,10 +123,18 @@ async def prefix(client: Client, sizes: Sizes, draws: random.Random) -> Samples:
     return {"prefix_cold_s": [cold], "prefix_hit_s": [hit]}
 
 
-WORKLOADS = (
-    Workload("prefill", prefill),
-    Workload("decode", decode),
-    Workload("batch", batch),
-    Workload("chats", chats, concurrent=True),
-    Workload("prefix", prefix),
-)
+def workloads(sizes: Sizes) -> list[Workload]:
+    """In the order in which a round takes them."""
+    return [
+        *(
+            Workload("prefill", f"prefill of {length:,}", partial(prefill, length=length), turns=3)
+            for length in sizes.prefill
+        ),
+        Workload("decode", "decode", decode),
+        Workload("batch", "batch", batch),
+        Workload("chats", "chats", chats, concurrent=True),
+        Workload("prefix", "prefix", prefix),
+    ]
+
+
+NAMES = list(dict.fromkeys(workload.name for workload in workloads(Sizes(1))))
