@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from benchmarks.engine import prefill_parts, weight_bytes
-from benchmarks.prefill_roofline import Part, parts_of, table
+from benchmarks.prefill_roofline import Part, Prompt, Roofline, markdown, parts_of
 from cudaprefill.models import Decoder, load_model
 from cudaprefill.models.linear import CpuLinear
 from cudaprefill.observe.step_profiler import ProfiledStep
@@ -82,9 +82,22 @@ def test_the_parts_of_a_roofline_are_the_whole_time_and_all_operations(tmp_path:
 
 
 def test_a_roofline_tells_rates_of_parts_that_compute() -> None:
-    lines = table([Part("linear o", 30e9, 0.1), Part("norms", 0.0, 0.1)], peak=600e9).splitlines()
-    assert lines[2:] == [
-        "| linear o | 30 | 100 | 50.0% | 300 | 50% |",
-        "| norms |  | 100 | 50.0% |  |  |",
-        "| in all | 30 | 200 | 100.0% | 150 | 25% |",
+    short = Prompt(100, [Part("linear o", 30e9, 0.1), Part("norms", 0.0, 0.1), Part("all else", 2e6, 0.05)])
+    long = Prompt(300, [Part("linear o", 90e9, 0.2), Part("all else", 6e6, 0.1)])
+    found = Roofline("2026-01-02", {"cpu": "A CPU"}, "some weights", [590e9, 610e9], [short, long])
+    lines = markdown(found).splitlines()
+    assert lines[0] == "2026-01-02, A CPU, some weights. The peak was 590 to 610 GFLOP/s."
+    assert lines[4:] == [
+        "| linear o | 30 | 100 | 300 | 50% | 90 | 200 | 450 | 75% |",
+        "| norms |  | 100 |  |  |  |  |  |  |",
+        "| all else |  | 50 |  |  |  | 100 |  |  |",
+        "| in all | 30 | 250 | 120 | 20% | 90 | 300 | 300 | 50% |",
+        "| tokens a second |  | 400 |  |  |  | 1,000 |  |  |",
     ]
+
+
+def test_a_roofline_is_read_as_it_was_written(tmp_path: Path) -> None:
+    prompt = Prompt(100, [Part("linear o", 30e9, 0.1), Part("all else", 0.0, 0.1)])
+    found = Roofline("2026-01-02", {"cpu": "A CPU", "threads": 2}, "some weights", [590e9, 610e9], [prompt])
+    found.write(tmp_path / "result.json")
+    assert Roofline.read(tmp_path / "result.json") == found

@@ -35,6 +35,7 @@ from benchmarks.peers.one_at_a_time_server import make_handler
 from benchmarks.peers.result import EngineResult, Ratio, Result, figures_of, markdown, number, picture, quantile
 from benchmarks.peers.run import has_turn
 from benchmarks.peers.workloads import Samples, Sizes, Workload, fresh_tokens, workloads
+from benchmarks.prefill_roofline import Part, Prompt, Roofline
 from cudaprefill.text.tokenizer_files import TokenizerFiles
 from tests.engine.harness import VOCAB_SIZE
 from tests.models.gguf_files import write_gguf
@@ -459,7 +460,12 @@ def test_the_page_is_filled_from_the_newest_result(tmp_path: Path) -> None:
     assert "No result is kept yet" in page.filled(empty, page.PARTS, tmp_path)
     for date in ("2026-01-01", "2026-01-02"):
         a_result().write(tmp_path / f"{date}-peers-cpu.json")
+    prompt = Prompt(100, [Part("linear o", 30e9, 0.1), Part("all else", 0.0, 0.1)])
+    Roofline("2026-01-03", {"cpu": "A CPU"}, "settings", [6e11], [prompt]).write(
+        tmp_path / "2026-01-03-roofline-cpu.json"
+    )
     once = page.filled(empty, page.PARTS, tmp_path)
+    assert "| linear o | 30 | 100 | 300 | 50% |" in once
     assert "From `benchmarks/results/2026-01-02-peers-cpu.json`" in once
     assert page.filled(once, page.PARTS, tmp_path) == once
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from benchmarks.page_parts import RESULTS, ROOT, PagePart, filled
 from benchmarks.peers.result import EngineResult, Figure, Result, markdown
+from benchmarks.prefill_roofline import Roofline
+from benchmarks.prefill_roofline import markdown as roofline_table
 from benchmarks.quality import Quality
 from benchmarks.quality import table as quality_table
 
@@ -82,8 +84,18 @@ def quality_part(path: Path) -> str:
     return f"From `benchmarks/results/{path.name}`: {content['model']} on {content['text']}.\n\n{quality_table(found)}"
 
 
+def roofline_part(path: Path) -> str:
+    return f"From `benchmarks/results/{path.name}`: {roofline_table(Roofline.read(path))}"
+
+
 PARTS = (
     PagePart("peers", "*-peers-cpu.json", peers_part, "No result is kept yet: `make bench-peers` writes one."),
+    PagePart(
+        "roofline",
+        "*-roofline-cpu.json",
+        roofline_part,
+        "No result is kept yet: `python -m benchmarks.prefill_roofline --keep`.",
+    ),
     PagePart(
         "quality", "*-quality-cpu.json", quality_part, "No result is kept yet: `python -m benchmarks.quality --keep`."
     ),
