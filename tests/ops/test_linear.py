@@ -29,14 +29,14 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 @pytest.mark.parametrize("num_rows", [1, 2, 6, 7, 12, 13, 24, 25, 64, 65, 200])
 def test_sizes_of_a_small_model(num_rows: int, weight_dtype: torch.dtype) -> None:
-    for num_outputs, num_inputs in [(960, 576), (576, 1536)]:
+    for num_outputs, num_inputs in [(960, 576), (576, 1536), (100, 3300)]:
         check(torch.randn(num_rows, num_inputs), torch.randn(num_outputs, num_inputs).to(weight_dtype), None)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     num_rows=st.integers(0, 80),
-    num_inputs=st.integers(0, 130) | st.integers(510, 1100),
+    num_inputs=st.integers(0, 130) | st.integers(1500, 3200),
     num_outputs=st.integers(0, 120),
     weight_dtype=st.sampled_from(DTYPES),
     has_bias=st.booleans(),
