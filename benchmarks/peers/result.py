@@ -76,6 +76,8 @@ class Ratio:
         return quantile(0.25)(self.samples), quantile(0.75)(self.samples)
 
     def __str__(self) -> str:
+        if len(self.samples) == 1:
+            return f"{self.median:.2f}x"
         low, high = self.middle_half
         return f"{self.median:.2f}x, {low:.2f} to {high:.2f}"
 

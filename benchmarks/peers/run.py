@@ -21,7 +21,7 @@ from benchmarks.peers.workloads import Samples, Sizes, Workload, fresh_tokens, p
 READ_BYTES = 512 * 2**20  # more than any cache
 # Engines that run one request at a time take longer than all others together. They are measured in one of so many
 # rounds, and there once.
-ROUNDS_OF_THE_SLOW = 2
+ROUNDS_OF_THE_SLOW = 3
 
 
 def say(text: str) -> None:
