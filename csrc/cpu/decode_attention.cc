@@ -1,5 +1,13 @@
-// Attention of one new token of each request over the paged cache: K and V stream from memory once, for all query heads
-// of their KV head, and are all that takes time.
+// Attention of one new token of each request over the paged cache: K and V stream from memory once, for all query
+// heads, and are all that takes time.
+//
+// A block holds its KV heads one after the other, and they are read in this order, some way ahead of the computation:
+//
+//                        block 0                         block 1
+//     K of a tile    1   | head 0 | head 1 | ... |   2   | head 0 | head 1 | ... |         scores
+//     V of a tile    3   | head 0 | head 1 | ... |   4   | head 0 | head 1 | ... |         outputs, softmax in between
+//
+// Heads in turn, each with all its keys, would be runs of a few KiB with gaps, which memory gives more slowly.
 //
 // The dimensions of a head lie in the lanes. The keys of a request may be split over threads; the parts are merged as
 // they would have been had one thread gone on, so the number of splits changes the rounding only.
@@ -18,7 +26,12 @@
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 namespace {
 
-constexpr int kTileKeys = 64;
+constexpr int32_t kTileKeys = 256;
+// A run is the rows of one KV head that are read before those of the next head: a block, or so many keys where blocks
+// are shorter or do not fill a tile.
+constexpr int32_t kRunKeys = 16;
+// Memory is asked for rows so many bytes ahead. On a Zen 5, half and twice as much were slower.
+constexpr int64_t kBytesAhead = 8192;
 // A register block of scores is kKeys keys times kMaxHeads heads, one of outputs kMaxHeads heads times kMaxVectors
 // vectors of dimensions.
 constexpr int kKeys = 4;
@@ -27,54 +40,66 @@ constexpr int kMaxVectors = 4;
 
 int64_t rounded(int64_t count) { return (count + Vec::kWidth - 1) / Vec::kWidth * Vec::kWidth; }
 
-// scores[h][j] = q[h] . keys[j] for kKeys keys. Rows of q are `q_stride` floats, filled up with zeros.
+// Rows of K or V of one KV head. Those of the first KV head lie where `first_head` says, and these `offset` further on.
+template <class Kv>
+struct HeadRun {
+  const Kv* const* first_head;
+  int64_t offset;
+
+  CUDAPREFILL_INLINE const Kv* operator[](int64_t key) const { return first_head[key] + offset; }
+};
+
+// scores[h][j] = q[h] . keys[j] for `num_keys` keys, rounded up to kKeys, while the rows of `ahead` are asked for. Rows
+// of q are `q_stride` floats, filled up with zeros.
 template <int kHeads, class Kv>
-__attribute__((noinline)) void score_block(const float* q, int64_t q_stride, const Kv* const* keys, int64_t head_size,
-                                           float* scores) {
-  Vec sums[kHeads][kKeys];
-  for (int h = 0; h < kHeads; ++h) {
-    for (int j = 0; j < kKeys; ++j) sums[h][j] = zero();
-  }
-  const Kv* rows[kKeys];
-#pragma GCC unroll 4
-  for (int j = 0; j < kKeys; ++j) rows[j] = keys[j];
-  const auto add = [&](int64_t d, auto&& load_key) {
-    Vec key[kKeys];
-#pragma GCC unroll 4
-    for (int j = 0; j < kKeys; ++j) key[j] = load_key(rows[j] + d);
+__attribute__((noinline)) void score_keys(const float* q, int64_t q_stride, HeadRun<Kv> keys, HeadRun<Kv> ahead,
+                                          int64_t num_keys, int64_t head_size, float* scores) {
+  for (int64_t first = 0; first < num_keys; first += kKeys) {
+    Vec sums[kHeads][kKeys];
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) {
-      const Vec query = load(q + h * q_stride + d);
 #pragma GCC unroll 4
-      for (int j = 0; j < kKeys; ++j) sums[h][j] = fma(query, key[j], sums[h][j]);
+      for (int j = 0; j < kKeys; ++j) sums[h][j] = zero();
     }
-  };
-  for_each_vector(
-      head_size, [&](int64_t d) { add(d, [](const Kv* key) { return load(key); }); },
-      [&](int64_t d, int rest) { add(d, [rest](const Kv* key) { return load_first(key, rest); }); });
+    for (int j = 0; j < kKeys; ++j) prefetch_row<1>(ahead[first + j], head_size);
+    const Kv* rows[kKeys];
 #pragma GCC unroll 4
-  for (int h = 0; h < kHeads; ++h) {
-    store_sums(scores + h * kTileKeys, sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+    for (int j = 0; j < kKeys; ++j) rows[j] = keys[first + j];
+    const auto add = [&](int64_t d, auto&& load_key) {
+      Vec key[kKeys];
+#pragma GCC unroll 4
+      for (int j = 0; j < kKeys; ++j) key[j] = load_key(rows[j] + d);
+#pragma GCC unroll 4
+      for (int h = 0; h < kHeads; ++h) {
+        const Vec query = load(q + h * q_stride + d);
+#pragma GCC unroll 4
+        for (int j = 0; j < kKeys; ++j) sums[h][j] = fma(query, key[j], sums[h][j]);
+      }
+    };
+    for_each_vector(
+        head_size, [&](int64_t d) { add(d, [](const Kv* key) { return load(key); }); },
+        [&](int64_t d, int rest) { add(d, [rest](const Kv* key) { return load_first(key, rest); }); });
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) {
+      store_sums(scores + h * kTileKeys + first, sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+    }
   }
 }
 
-// out[h] = out[h] * decay[h] + sum over keys of weights[h][key] * values[key], for kVectors vectors of dimensions, of
-// which load_value loads one.
+// out[h] += sum over keys of weights[h][key] * values[key], for kVectors vectors of dimensions, of which load_value
+// loads one, while the rows of `ahead` are asked for.
 template <int kHeads, int kVectors, class Kv, class LoadValue>
-__attribute__((noinline)) void output_block(const float* weights, const Kv* const* values, const Kv* const* next_values,
-                                            int64_t num_keys, const float* decay, int64_t d, float* out,
-                                            int64_t out_stride, const LoadValue& load_value) {
+__attribute__((noinline)) void add_values(const float* weights, HeadRun<Kv> values, HeadRun<Kv> ahead, int64_t num_keys,
+                                          float* out, int64_t out_stride, const LoadValue& load_value) {
   Vec sums[kHeads][kVectors];
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      sums[h][v] = load(out + h * out_stride + d + v * Vec::kWidth) * broadcast(decay[h]);
-    }
+    for (int v = 0; v < kVectors; ++v) sums[h][v] = load(out + h * out_stride + v * Vec::kWidth);
   }
   for (int64_t key = 0; key < num_keys; ++key) {
-    prefetch_row<1>(next_values[key] + d, kVectors * Vec::kWidth);
-    const Kv* row = values[key] + d;
+    prefetch_row<1>(ahead[key], kVectors * Vec::kWidth);
+    const Kv* row = values[key];
     Vec value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) value[v] = load_value(row + v * Vec::kWidth);
@@ -88,7 +113,7 @@ __attribute__((noinline)) void output_block(const float* weights, const Kv* cons
 #pragma GCC unroll 4
   for (int h = 0; h < kHeads; ++h) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(out + h * out_stride + d + v * Vec::kWidth, sums[h][v]);
+    for (int v = 0; v < kVectors; ++v) store(out + h * out_stride + v * Vec::kWidth, sums[h][v]);
   }
 }
 
@@ -125,8 +150,8 @@ float update_softmax(float* scores, int64_t num_keys, float softcap, float* high
   return decay;
 }
 
-// What the heads of an item have gathered: outputs [heads, rounded head_size], then of each head the highest score and
-// the sum of the weights relative to it.
+// What the query heads of an item have gathered: outputs [heads, rounded head_size], then of each head the highest
+// score and the sum of the weights relative to it.
 struct HeadSums {
   static int64_t size(int64_t heads, int64_t head_size) { return heads * (rounded(head_size) + 2); }
 
@@ -145,14 +170,16 @@ class Worker {
   Worker(const DecodeAttentionParams& params, float* partials)
       : params_(params),
         partials_(partials),
-        heads_(params.num_q_heads / params.num_kv_heads),
+        heads_(params.num_q_heads),
+        group_(params.num_q_heads / params.num_kv_heads),
         stride_(rounded(params.head_size)),
+        run_keys_(params.block_size >= kRunKeys && kTileKeys % params.block_size == 0 ? params.block_size : kRunKeys),
+        runs_ahead_(std::max<int64_t>(1, kBytesAhead / (run_keys_ * params.head_size * sizeof(Kv)))),
         scale_(params.scale, params.softcap) {
     const int64_t sums = HeadSums::size(heads_, params.head_size);
-    ScratchParts parts(thread_scratch(heads_ * (stride_ + kTileKeys + 1) + sums + 4 * ScratchParts::kLine));
+    ScratchParts parts(thread_scratch(heads_ * (stride_ + kTileKeys) + sums + 3 * ScratchParts::kLine));
     q_ = parts.take(heads_ * stride_);
     scores_ = parts.take(heads_ * kTileKeys);
-    decay_ = parts.take(heads_);
     whole_ = parts.take(sums);
   }
 
@@ -175,7 +202,7 @@ class Worker {
   }
 
  private:
-  using Tile = KeyTile<Kv, kTileKeys, kKeys>;
+  using Tile = KeyTile<Kv, kTileKeys, kKeys>;  // of the first KV head: the others lie a head_stride further on each
 
   HeadSums head_sums(float* memory) const { return {memory, heads_, params_.head_size}; }
 
@@ -186,10 +213,10 @@ class Worker {
   void load_query(const AttentionItem& item) {
     with_element_type(params_.dtype, [&](auto element) {
       using T = decltype(element);
-      const Vec scale = broadcast(scale_.product * scale_of(params_.k_cache, item.kv_head));
       for (int64_t h = 0; h < heads_; ++h) {
-        const T* from = static_cast<const T*>(params_.q.data) + item.request * params_.q.token_stride +
-                        (item.kv_head * heads_ + h) * params_.q.head_stride;
+        const Vec scale = broadcast(scale_.product * scale_of(params_.k_cache, h / group_));
+        const T* from =
+            static_cast<const T*>(params_.q.data) + item.request * params_.q.token_stride + h * params_.q.head_stride;
         float* to = q_ + h * stride_;
         for_each_vector(
             params_.head_size, [&](int64_t d) { store(to + d, load(from + d) * scale); },
@@ -199,35 +226,66 @@ class Worker {
   }
 
   void attend_tile(const HeadSums& sums, const Tile& tile, const Tile& next) {
-    for (int32_t j = 0; j < tile.count; j += kKeys) {
-      for (int k = 0; k < kKeys; ++k) prefetch_row<1>(next.keys[j + k], params_.head_size);
-      for_each_head_block(0, heads_, [&]<int kHeads>(int64_t h) {
-        score_block<kHeads>(q_ + h * stride_, stride_, tile.keys + j, params_.head_size, scores_ + h * kTileKeys + j);
+    const int64_t k_stride = params_.k_cache.head_stride, v_stride = params_.v_cache.head_stride;
+    for_each_run(tile, {tile.keys, k_stride}, {tile.values, v_stride},
+                 [&]<int kHeads>(int64_t h, int32_t key, int32_t count, HeadRun<Kv> keys, HeadRun<Kv> ahead) {
+                   score_keys<kHeads>(q_ + h * stride_, stride_, keys, ahead, count, params_.head_size,
+                                      scores_ + h * kTileKeys + key);
+                 });
+    for (int64_t h = 0; h < heads_; ++h) {
+      const Vec decay = broadcast(
+          update_softmax(scores_ + h * kTileKeys, tile.count, scale_.softcap, sums.highest + h, sums.total + h));
+      for (float* out = sums.out + h * stride_; out < sums.out + (h + 1) * stride_; out += Vec::kWidth) {
+        store(out, load(out) * decay);
+      }
+    }
+    for_each_run(tile, {tile.values, v_stride}, {next.keys, k_stride},
+                 [&]<int kHeads>(int64_t h, int32_t key, int32_t count, HeadRun<Kv> values, HeadRun<Kv> ahead) {
+                   add_outputs<kHeads>(scores_ + h * kTileKeys + key, values, ahead, count, sums.out + h * stride_);
+                 });
+  }
+
+  // K or V of a tile.
+  struct TileRows {
+    const Kv* const* first_head;
+    int64_t head_stride;
+
+    HeadRun<Kv> run(int64_t kv_head, int64_t key) const { return {first_head + key, kv_head * head_stride}; }
+  };
+
+  // Calls body.operator()<heads>(h, key, count, rows, ahead) for the runs of `now`, in order. h is the first of some
+  // query heads of the run's KV head, `key` the first of `count` of the tile, and `ahead` a run further on, maybe one
+  // of `then`.
+  template <class Body>
+  void for_each_run(const Tile& tile, const TileRows& now, const TileRows& then, const Body& body) const {
+    const int64_t kv_heads = params_.num_kv_heads, last_of_then = kTileKeys / run_keys_ * kv_heads - 1;
+    const int64_t num_runs = (tile.count + run_keys_ - 1) / run_keys_ * kv_heads;
+    for (int64_t run = 0; run < num_runs; ++run) {
+      const int64_t kv_head = run % kv_heads;
+      const int32_t key = static_cast<int32_t>(run / kv_heads) * run_keys_;
+      const int64_t next = run + runs_ahead_, of_then = std::min(next - num_runs, last_of_then);
+      const HeadRun<Kv> ahead = next < num_runs ? now.run(next % kv_heads, next / kv_heads * run_keys_)
+                                                : then.run(of_then % kv_heads, of_then / kv_heads * run_keys_);
+      for_each_head_block(kv_head * group_, (kv_head + 1) * group_, [&]<int kHeads>(int64_t h) {
+        body.template operator()<kHeads>(h, key, std::min(run_keys_, tile.count - key), now.run(kv_head, key), ahead);
       });
     }
-    for (int64_t h = 0; h < heads_; ++h) {
-      decay_[h] = update_softmax(scores_ + h * kTileKeys, tile.count, scale_.softcap, sums.highest + h, sums.total + h);
-    }
-    for_each_head_block(
-        0, heads_, [&]<int kHeads>(int64_t h) { add_values<kHeads>(sums, h, tile.values, next.values, tile.count); });
   }
 
   template <int kHeads>
-  void add_values(const HeadSums& sums, int64_t h, const Kv* const* values, const Kv* const* next_values,
-                  int64_t count) const {
-    const float* weights = scores_ + h * kTileKeys;
-    float* out = sums.out + h * stride_;
+  void add_outputs(const float* weights, HeadRun<Kv> values, HeadRun<Kv> ahead, int64_t count, float* out) const {
     const auto whole = [](const Kv* value) { return load(value); };
+    const auto add = [&]<int kVectors>(int64_t d, const auto& load_value) {
+      add_values<kHeads, kVectors, Kv>(weights, {values.first_head, values.offset + d},
+                                       {ahead.first_head, ahead.offset + d}, count, out + d, stride_, load_value);
+    };
     int64_t d = 0;
     for (; d + kMaxVectors * Vec::kWidth <= params_.head_size; d += kMaxVectors * Vec::kWidth) {
-      output_block<kHeads, kMaxVectors>(weights, values, next_values, count, decay_ + h, d, out, stride_, whole);
+      add.template operator()<kMaxVectors>(d, whole);
     }
-    for (; d + Vec::kWidth <= params_.head_size; d += Vec::kWidth) {
-      output_block<kHeads, 1>(weights, values, next_values, count, decay_ + h, d, out, stride_, whole);
-    }
+    for (; d + Vec::kWidth <= params_.head_size; d += Vec::kWidth) add.template operator()<1>(d, whole);
     if (const int rest = static_cast<int>(params_.head_size - d); rest > 0) {
-      output_block<kHeads, 1>(weights, values, next_values, count, decay_ + h, d, out, stride_,
-                              [rest](const Kv* value) { return load_first(value, rest); });
+      add.template operator()<1>(d, [rest](const Kv* value) { return load_first(value, rest); });
     }
   }
 
@@ -246,14 +304,13 @@ class Worker {
   }
 
   void write_out(const AttentionItem& item, const HeadSums& sums) const {
-    const float value_scale = scale_of(params_.v_cache, item.kv_head);
     with_element_type(params_.dtype, [&](auto element) {
       using T = decltype(element);
       for (int64_t h = 0; h < heads_; ++h) {
-        T* to = static_cast<T*>(params_.out.data) + item.request * params_.out.token_stride +
-                (item.kv_head * heads_ + h) * params_.out.head_stride;
+        T* to =
+            static_cast<T*>(params_.out.data) + item.request * params_.out.token_stride + h * params_.out.head_stride;
         const float* from = sums.out + h * stride_;
-        const Vec share = broadcast(value_scale / sums.total[h]);
+        const Vec share = broadcast(scale_of(params_.v_cache, h / group_) / sums.total[h]);
         for_each_vector(
             params_.head_size, [&](int64_t d) { store(to + d, load(from + d) * share); },
             [&](int64_t d, int rest) { store_first(to + d, load(from + d) * share, rest); });
@@ -263,12 +320,14 @@ class Worker {
 
   const DecodeAttentionParams& params_;
   float* partials_;
-  int64_t heads_;   // of q, for one KV head
+  int64_t heads_;   // of q
+  int64_t group_;   // of them that share a KV head
   int64_t stride_;  // floats of a row of q and of the outputs
+  int32_t run_keys_;
+  int64_t runs_ahead_;
   ScoreScale scale_;
   float* q_;
   float* scores_;
-  float* decay_;
   float* whole_;
 };
 
@@ -282,15 +341,14 @@ void clear_out(const DecodeAttentionParams& params, int64_t request) {
   });
 }
 
+// An item is a request with all its heads.
 std::vector<AttentionItem> items_of(const DecodeAttentionParams& params) {
   std::vector<AttentionItem> items;
-  items.reserve(static_cast<int64_t>(params.num_requests) * params.num_kv_heads);
+  items.reserve(params.num_requests);
   for (int32_t request = 0; request < params.num_requests; ++request) {
     const int32_t length = params.context_lens[request];
     if (length == 0) continue;
-    for (int32_t kv_head = 0; kv_head < params.num_kv_heads; ++kv_head) {
-      items.push_back({request, kv_head, 0, 1, first_visible_key(length - 1, params.window), length});
-    }
+    items.push_back({request, 0, 0, 1, first_visible_key(length - 1, params.window), length});
   }
   return items;
 }
@@ -305,10 +363,10 @@ void decode_attention(const DecodeAttentionParams& params) {
   with_cache_type(params.kv_dtype, [&](auto kv) {
     using Kv = decltype(kv);
     // A share of 256 KiB of keys and values is worth waking a thread for: some 10 microseconds.
-    const int64_t keys_of_share = std::max<int64_t>(262'144 / (2 * params.head_size * sizeof(Kv)), 1);
-    const AttentionSchedule schedule(items_of(params), keys_of_share, kTileKeys);
-    const auto partials = std::make_unique_for_overwrite<float[]>(
-        schedule.num_partials() * HeadSums::size(params.num_q_heads / params.num_kv_heads, params.head_size));
+    const int64_t key_bytes = 2 * params.num_kv_heads * params.head_size * static_cast<int64_t>(sizeof(Kv));
+    const AttentionSchedule schedule(items_of(params), std::max<int64_t>(262'144 / key_bytes, 1), kRunKeys);
+    const auto partials = std::make_unique_for_overwrite<float[]>(schedule.num_partials() *
+                                                                  HeadSums::size(params.num_q_heads, params.head_size));
     schedule.run([&] { return Worker<Kv>(params, partials.get()); });
   });
 }
