@@ -23,7 +23,7 @@ namespace {
 bool in_blocks(const LinearParams& params) { return params.block_format != BlockFormat::kNone; }
 
 bool has_many_rows(const LinearParams& params) {
-  return in_blocks(params) ? params.num_rows != 1 : params.num_rows > kFewRows;
+  return params.num_rows > (in_blocks(params) ? kFewRowsOfBlocks : kFewRows);
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ void linear(const LinearParams& params) {
   if (has_many_rows(params)) {
     linear_many_rows(params);
   } else {
-    in_blocks(params) ? linear_single_row_of_blocks(params) : linear_few_rows(params);
+    in_blocks(params) ? linear_few_rows_of_blocks(params) : linear_few_rows(params);
   }
 }
 
