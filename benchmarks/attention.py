@@ -34,6 +34,7 @@ from cudaprefill import ops
 
 BLOCK_SIZE = 16
 RESULTS = Path(__file__).with_name("results")
+FLOAT8 = torch.float8_e4m3fn
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -59,8 +60,8 @@ def environment(variable: str, value: str) -> Iterator[None]:
 class Measurement:
     """One row of the report; `rate` is in the unit of its ceiling, TFLOP/s or TB/s.
 
-    A kernel that was asked for by name has it in `kernel`, beside what kernel_choice.py goes by: the op, the head size,
-    and the size, which is new tokens or requests.
+    A kernel that was asked for by name has it in `kernel`, beside what kernel_choice.py goes by: the op, the type of
+    the caches, the head size, and the size, which is new tokens or requests.
     """
 
     case: str
@@ -70,6 +71,7 @@ class Measurement:
     unit: str
     share_of_ceiling: float
     op: str = ""
+    kv_dtype: str = ""
     head_size: int = 0
     size: int = 0
     kernel: str = ""
@@ -147,14 +149,15 @@ class Report:
         print(f"{case:44} {implementation:14} {row.microseconds:10.1f} us {row.rate:8.3f} {unit} {rate / peak:6.1%}")
 
     def add_kernels(
-        self, op: str, case: str, head_size: int, size: int, work: Callable[[], object], **done: float
+        self, op: str, case: str, paged: Paged, size: int, work: Callable[[], object], **done: float
     ) -> None:
-        """A row for each kernel of the op, by name, where the device has more than one."""
+        """A row for each kernel of the op over such caches, by name, where the device has more than one."""
         if self.timer.device.type == "cuda" and torch.cuda.get_device_capability() == (9, 0):
-            for kernel in kernel_choice.KERNELS[op]:
+            kv_dtype = str(paged.k_cache.dtype).removeprefix("torch.")
+            asked = {"op": op, "kv_dtype": kv_dtype, "head_size": paged.k_cache.shape[3], "size": size}
+            for kernel in kernel_choice.KERNELS[op, kv_dtype]:
                 with environment(f"CUDAPREFILL_{op.upper()}_KERNEL", kernel):
-                    choice = {"op": op, "head_size": head_size, "size": size, "kernel": kernel}
-                    self.add(case, f"cudaprefill {kernel}", work, **done, **choice)
+                    self.add(case, f"cudaprefill {kernel}", work, **done, **asked, kernel=kernel)
 
     def markdown(self, device_name: str) -> str:
         """The whole report as a page."""
@@ -183,17 +186,27 @@ class Paged:
     v_cache: Tensor
     block_table: Tensor
     context_lens: Tensor
+    scales: dict[str, Tensor]  # what the ops take beside the others; empty but for float8 caches
 
     @classmethod
-    def random(cls, lens: list[int], heads: int, head_size: int, device: torch.device) -> Paged:
+    def random(
+        cls,
+        lens: list[int],
+        heads: int,
+        head_size: int,
+        device: torch.device,
+        kv_dtype: torch.dtype = torch.bfloat16,
+    ) -> Paged:
         blocks_of = [math.ceil(length / BLOCK_SIZE) for length in lens]
         ids = torch.randperm(sum(blocks_of), dtype=torch.int32)
         table = torch.zeros(len(lens), max(blocks_of), dtype=torch.int32)
         for row, own in zip(table, ids.split(blocks_of), strict=True):
             row[: len(own)] = own
         shape = (sum(blocks_of), heads, BLOCK_SIZE, head_size)
-        caches = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
-        return cls(*caches, table.to(device), torch.tensor(lens, dtype=torch.int32, device=device))
+        caches = (torch.randn(shape, device=device, dtype=torch.bfloat16).to(kv_dtype) for _ in range(2))
+        ones = torch.ones(heads, device=device)
+        scales = {"k_scale": ones, "v_scale": ones} if kv_dtype == FLOAT8 else {}
+        return cls(*caches, table.to(device), torch.tensor(lens, dtype=torch.int32, device=device), scales)
 
 
 def visible_pairs(new: int, context: int) -> int:
@@ -201,24 +214,36 @@ def visible_pairs(new: int, context: int) -> int:
     return new * (context - new) + new * (new + 1) // 2
 
 
-def prefill(report: Report, name: str, requests: list[tuple[int, int]], heads: tuple[int, int], head_size: int) -> None:
-    """Requests of (new tokens, context), against each backend of torch where they are alike."""
+def prefill(
+    report: Report,
+    name: str,
+    requests: list[tuple[int, int]],
+    heads: tuple[int, int],
+    head_size: int,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Requests of (new tokens, context), against each backend of torch where they are alike.
+
+    Over float8 caches there is nothing of torch to compare with.
+    """
     device = report.timer.device
     tokens = sum(new for new, _ in requests)
     q = torch.randn(tokens, heads[0], head_size, device=device, dtype=torch.bfloat16)
     out = torch.empty_like(q)
-    paged = Paged.random([context for _, context in requests], heads[1], head_size, device)
+    paged = Paged.random([context for _, context in requests], heads[1], head_size, device, kv_dtype)
     starts = torch.tensor([0, *(new for new, _ in requests)], device=device).cumsum(0).int()
     scale = head_size**-0.5
     flops = 4 * head_size * heads[0] * sum(visible_pairs(new, context) for new, context in requests)
 
     def attend_paged() -> None:
         ops.prefill_attention(
-            q, paged.k_cache, paged.v_cache, paged.block_table, starts, paged.context_lens, out, scale
+            q, paged.k_cache, paged.v_cache, paged.block_table, starts, paged.context_lens, out, scale, **paged.scales
         )
 
     report.add(name, "cudaprefill", attend_paged, flops=flops)
-    report.add_kernels("prefill", name, head_size, tokens, attend_paged, flops=flops)
+    report.add_kernels("prefill", name, paged, tokens, attend_paged, flops=flops)
+    if kv_dtype == FLOAT8:
+        return
     new, context = requests[0]
     if any(request != (new, context) for request in requests):
         varlen(report, name, requests, heads, head_size, flops)
@@ -263,21 +288,31 @@ def varlen(
     report.add(name, "torch varlen", attend, flops=flops)
 
 
-def decode(report: Report, batch: int, context: int, heads: tuple[int, int], head_size: int) -> None:
-    """One token a request; the bytes are those of the keys and values."""
+def decode(
+    report: Report,
+    batch: int,
+    context: int,
+    heads: tuple[int, int],
+    head_size: int,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """One token a request; the bytes are those of the keys and values. Float8 caches as in `prefill`."""
     device = report.timer.device
-    name = f"decode {batch} x {context}, D {head_size}"
+    name = f"decode {batch} x {context}, D {head_size}{', float8' if kv_dtype == FLOAT8 else ''}"
     q = torch.randn(batch, heads[0], head_size, device=device, dtype=torch.bfloat16)
     out = torch.empty_like(q)
-    paged = Paged.random([context] * batch, heads[1], head_size, device)
-    moved = 2 * batch * context * heads[1] * head_size * 2
+    paged = Paged.random([context] * batch, heads[1], head_size, device, kv_dtype)
+    moved = 2 * batch * context * heads[1] * head_size * kv_dtype.itemsize
     scale = head_size**-0.5
 
     def attend_paged() -> None:
-        ops.decode_attention(q, paged.k_cache, paged.v_cache, paged.block_table, paged.context_lens, out, scale)
+        caches = (paged.k_cache, paged.v_cache)
+        ops.decode_attention(q, *caches, paged.block_table, paged.context_lens, out, scale, **paged.scales)
 
     report.add(name, "cudaprefill", attend_paged, moved=moved)
-    report.add_kernels("decode", name, head_size, batch, attend_paged, moved=moved)
+    report.add_kernels("decode", name, paged, batch, attend_paged, moved=moved)
+    if kv_dtype == FLOAT8:
+        return
     keys, values = (
         torch.randn(batch, heads[1], context, head_size, device=device, dtype=torch.bfloat16) for _ in range(2)
     )
@@ -404,11 +439,17 @@ def cases(report: Report, tiny: bool) -> Iterator[Callable[[], None]]:
         yield lambda d=head_size: mixed(report, 2 if tiny else 64, 64 if tiny else 4096, heads, d)
         yield lambda d=head_size: layer(report, 2 if tiny else 32, 64 if tiny else 1024, heads, d)
         yield lambda d=head_size: kv_write(report, 64 if tiny else 16384, heads[1], d)
+        for length in (64,) if tiny else (512, 2048, 8192):
+            what = named(f"{length}, float8", head_size)
+            yield lambda n=length, w=what, d=head_size: prefill(report, w, [(n, n)], heads, d, FLOAT8)
+        for batch in (2,) if tiny else (1, 8, 64, 256):
+            yield lambda b=batch, d=head_size: decode(report, b, 64 if tiny else 4096, heads, d, FLOAT8)
     if not tiny:  # the head size of the fewest models, as far as a kernel is to be chosen
         for length in (2048, 8192):
             yield lambda n=length: prefill(report, f"prefill {n}, D 256", [(n, n)], (8, 4), 256)
         for batch in (8, 64):
             yield lambda b=batch: decode(report, b, 4096, (8, 4), 256)
+            yield lambda b=batch: decode(report, b, 4096, (8, 4), 256, FLOAT8)
 
 
 def main() -> None:

@@ -12,44 +12,78 @@ import argparse
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 HEADER = Path(__file__).parents[1] / "csrc/cuda/attention/measured_kernels.h"
-DEFAULT = "tensor"
 MARGIN = 0.02
-# Of each op: the C++ names of the kernels, by the names that the environment takes.
+# What the caches of a measurement hold, and how many bytes a number takes there. Of the types of 16 bits one is
+# measured for both: the same bytes move, and products take the same time.
+KV_BYTES = {"bfloat16": 2, "float8_e4m3fn": 1}
+# The C++ names of the kernels, by the names that the environment takes.
+CPP_NAMES = {"mma": "kMma", "async": "kAsyncCopies", "tensor": "kTensorCopies"}
+# The kernels that there are of an op over such caches; the last one is the default.
 KERNELS = {
-    "prefill": {"mma": "kMma", "async": "kAsyncCopies", "tensor": "kTensorCopies"},
-    "decode": {"async": "kAsyncCopies", "tensor": "kTensorCopies"},
+    ("prefill", "bfloat16"): ("mma", "async", "tensor"),
+    ("prefill", "float8_e4m3fn"): ("mma", "async"),
+    ("decode", "bfloat16"): ("async", "tensor"),
+    ("decode", "float8_e4m3fn"): ("async", "tensor"),
 }
+OPS = ("prefill", "decode")
+FIELDS = ("op", "kv_dtype", "head_size", "size", "kernel", "microseconds")
 
 
-def fastest(rows: Iterable[Mapping]) -> dict[str, list[tuple[int, int, str]]]:
-    """Of each op, (head size, size, kernel), sorted; neighbours that agree are one."""
-    times: dict[tuple[str, int, int], dict[str, float]] = {}
+class Choice(NamedTuple):
+    """From a size on (new tokens, or requests), the kernel over caches of a type at a head size."""
+
+    kv_dtype: str
+    head_size: int
+    least: int
+    kernel: str
+
+
+def fastest(rows: Iterable[Mapping]) -> dict[str, list[Choice]]:
+    """Of each op, its choices, sorted; neighbours that agree are one.
+
+    ValueError: a row does not tell all that the choice goes by, as those of older runs, or names a kernel that there is
+    not.
+    """
+    times: dict[tuple[str, str, int, int], dict[str, float]] = {}
     for row in rows:
-        if row["kernel"]:
-            by_kernel = times.setdefault((row["op"], row["head_size"], row["size"]), {})
-            # Shapes of one size (contexts of different lengths) count together.
-            by_kernel[row["kernel"]] = by_kernel.get(row["kernel"], 0.0) + row["microseconds"]
-    chosen: dict[str, list[tuple[int, int, str]]] = {op: [] for op in KERNELS}
-    for (op, head_size, size), by_kernel in sorted(times.items()):
+        if not row.get("kernel"):
+            continue
+        missing = [field for field in FIELDS if field not in row]
+        if missing:
+            raise ValueError(f"a time of the kernel {row['kernel']!r} has no {', no '.join(missing)}: measure it anew")
+        op, kv_dtype, head_size, size, kernel, microseconds = (row[field] for field in FIELDS)
+        if kernel not in KERNELS.get((op, kv_dtype), ()):
+            raise ValueError(f"there is no {op} kernel {kernel!r} over caches of {kv_dtype!r}")
+        by_kernel = times.setdefault((op, kv_dtype, head_size, size), {})
+        # Shapes of one size (contexts of different lengths) count together.
+        by_kernel[kernel] = by_kernel.get(kernel, 0.0) + microseconds
+    chosen: dict[str, list[Choice]] = {op: [] for op in OPS}
+    for (op, kv_dtype, head_size, size), by_kernel in sorted(times.items()):
         best = min(by_kernel, key=by_kernel.__getitem__)
-        if DEFAULT in by_kernel and by_kernel[best] > (1 - MARGIN) * by_kernel[DEFAULT]:
-            best = DEFAULT
+        default = KERNELS[op, kv_dtype][-1]
+        if default in by_kernel and by_kernel[best] > (1 - MARGIN) * by_kernel[default]:
+            best = default
         table = chosen[op]
-        if not table or (table[-1][0], table[-1][2]) != (head_size, best):
-            table.append((head_size, size, best))
+        choice = Choice(kv_dtype, head_size, size, best)
+        if not table or table[-1]._replace(least=size) != choice:
+            table.append(choice)
     return chosen
 
 
-def header(chosen: Mapping[str, list[tuple[int, int, str]]]) -> str:
+def header(chosen: Mapping[str, list[Choice]]) -> str:
     """The text of measured_kernels.h."""
     tables = []
-    for op, entries in chosen.items():
+    for op, choices in chosen.items():
         kind = f"{op.capitalize()}Kernel"
-        rows = ", ".join(f"{{{head}, {size}, {kind}::{KERNELS[op][kernel]}}}" for head, size, kernel in entries)
+        rows = ", ".join(
+            f"{{{KV_BYTES[kv_dtype]}, {head_size}, {least}, {kind}::{CPP_NAMES[kernel]}}}"
+            for kv_dtype, head_size, least, kernel in choices
+        )
         values = f"{{{{{rows}}}}}" if rows else "{}"
-        declaration = f"constexpr std::array<MeasuredKernel<{kind}>, {len(entries)}> kMeasured{op.capitalize()}"
+        declaration = f"constexpr std::array<MeasuredKernel<{kind}>, {len(choices)}> kMeasured{op.capitalize()}"
         tables.append(f"{declaration}{values};\n")
     before = HEADER.read_text().partition("constexpr")[0]
     return before + "\n".join(tables) + "// clang-format on\n\n}  // namespace cudaprefill::cuda\n"
@@ -69,7 +103,10 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="what benchmarks/attention.py has written")
     parser.add_argument("--header", type=Path, default=HEADER)
     arguments = parser.parse_args()
-    print(record(json.loads(arguments.results.read_text())["rows"], arguments.header))
+    try:
+        print(record(json.loads(arguments.results.read_text())["rows"], arguments.header))
+    except ValueError as error:
+        parser.error(f"{arguments.results}: {error}")
 
 
 if __name__ == "__main__":

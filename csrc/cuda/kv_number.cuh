@@ -26,21 +26,17 @@ __device__ __forceinline__ float scale_of(const PagedCache& cache, int head) {
 }
 
 // Stores as many neighbouring numbers as are 16 bytes of Element; `inverse` is that of the scale.
-template <class Element, class Kv>
-__device__ __forceinline__ void store_numbers(Kv* address, const float (&numbers)[kVectorSize<Element>],
-                                              float inverse) {
-  if constexpr (kHasScales<Kv>) {
-    float quotients[kVectorSize<Element>];
+template <class Element>
+__device__ __forceinline__ void store_float8(Float8* address, const float (&numbers)[kVectorSize<Element>],
+                                             float inverse) {
+  float quotients[kVectorSize<Element>];
 #pragma unroll
-    for (int i = 0; i < kVectorSize<Element>; ++i) quotients[i] = numbers[i] * inverse;
-    if constexpr (kVectorSize<Element> == 8) {
-      const uint2 packed{pack_four_float8(quotients), pack_four_float8(quotients + 4)};
-      ptx::store_global(reinterpret_cast<uint2*>(address), packed);
-    } else {
-      ptx::store_global(reinterpret_cast<uint32_t*>(address), pack_four_float8(quotients));
-    }
+  for (int i = 0; i < kVectorSize<Element>; ++i) quotients[i] = numbers[i] * inverse;
+  if constexpr (kVectorSize<Element> == 8) {
+    const uint2 packed{pack_four_float8(quotients), pack_four_float8(quotients + 4)};
+    ptx::store_global(reinterpret_cast<uint2*>(address), packed);
   } else {
-    store_vector(address, numbers);
+    ptx::store_global(reinterpret_cast<uint32_t*>(address), pack_four_float8(quotients));
   }
 }
 

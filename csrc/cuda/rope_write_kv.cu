@@ -109,15 +109,17 @@ __global__ void __launch_bounds__(kThreads) rope_write_kv_kernel(const __grid_co
         a[i] = turned_a;
       }
     }
-    if (is_q) {
-      store_vector(from + low, a);
-      store_vector(from + high, b);
-    } else {
-      const PagedCache& cache = is_v ? params.v_cache : params.k_cache;
-      Kv* to = static_cast<Kv*>(cache.data) + slot_offset(cache, slot, params.block_size, kv_head);
-      const float inverse = 1 / scale_of<Kv>(cache, kv_head);
-      store_numbers<Element>(to + low, a, inverse);
-      store_numbers<Element>(to + high, b, inverse);
+    const PagedCache& cache = is_v ? params.v_cache : params.k_cache;
+    if (kHasScales<Kv> && !is_q) {
+      Float8* to = static_cast<Float8*>(cache.data) + slot_offset(cache, slot, params.block_size, kv_head);
+      const float inverse = 1 / scale_of<Float8>(cache, kv_head);
+      store_float8<Element>(to + low, a, inverse);
+      store_float8<Element>(to + high, b, inverse);
+    } else {  // q and a cache of its type share the stores, which takes fewer registers
+      Element* to =
+          is_q ? from : static_cast<Element*>(cache.data) + slot_offset(cache, slot, params.block_size, kv_head);
+      store_vector(to + low, a);
+      store_vector(to + high, b);
     }
   }
 }

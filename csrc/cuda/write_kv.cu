@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) write_float8_kv_kernel(const __grid_
     auto* to = static_cast<Float8*>(cache.data) + slot_offset(cache, slot, params.block_size, head) + element;
     float numbers[kVector];
     load_vector(from, numbers);
-    store_numbers<Element>(to, numbers, 1 / scale_of<Float8>(cache, head));
+    store_float8<Element>(to, numbers, 1 / scale_of<Float8>(cache, head));
   };
   for (int i = threadIdx.x; i < params.num_kv_heads * vectors_per_head; i += kThreads) {
     const int head = i / vectors_per_head;

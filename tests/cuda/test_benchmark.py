@@ -21,5 +21,5 @@ def test_a_tiny_run_reports_every_case(tmp_path: Path):
     (page,) = tmp_path.glob("*.md")
     report = json.loads(page.with_suffix(".json").read_text())
     ours = [row["case"] for row in report["rows"] if row["implementation"] == "cudaprefill"]
-    assert len(ours) == 14
+    assert len(ours) == 18
     assert all(case in page.read_text() for case in ours)

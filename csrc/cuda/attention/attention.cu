@@ -86,7 +86,7 @@ PrefillKernel choose_prefill_kernel(const PrefillAttentionParams& params, Device
   const bool boxes = hopper && !widens && has_page_boxes(params);
   PrefillKernel wanted = device.wanted_prefill_kernel();
   if (wanted == PrefillKernel::kBest) {
-    wanted = measured_kernel(kMeasuredPrefill, params.head_size, params.num_tokens, wanted);
+    wanted = measured_kernel(kMeasuredPrefill, params.kv_dtype, params.head_size, params.num_tokens, wanted);
   }
   if (wanted == PrefillKernel::kMma || !hopper) return PrefillKernel::kMma;
   if (wanted == PrefillKernel::kAsyncCopies || !boxes) return PrefillKernel::kAsyncCopies;
@@ -106,7 +106,7 @@ DecodeKernel choose_decode_kernel(const DecodeAttentionParams& params, int row_t
       has_hopper_kernels(params, device) && has_page_boxes(params) && fits_decode_line(params, row_tiles);
   DecodeKernel wanted = device.wanted_decode_kernel();
   if (wanted == DecodeKernel::kBest) {
-    wanted = measured_kernel(kMeasuredDecode, params.head_size, params.num_requests, wanted);
+    wanted = measured_kernel(kMeasuredDecode, params.kv_dtype, params.head_size, params.num_requests, wanted);
   }
   return tensor_copies && wanted != DecodeKernel::kAsyncCopies ? DecodeKernel::kTensorCopies
                                                                : DecodeKernel::kAsyncCopies;
