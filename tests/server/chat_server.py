@@ -24,7 +24,7 @@ CONTROL = ["<end>", "<user>", "<assistant>", "<system>"]  # <end> is EOS
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}<end>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is false %}quick {% endif %}{% endif %}"
 )
 TERMINAL = ("response.completed", "response.incomplete", "response.failed", "error")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,3 +58,5 @@ def test_the_store_is_a_bounded_lru(operations: list[tuple[str, str, int]], max_
 
 def test_a_turn_counts_its_text_and_its_tokens() -> None:
     assert turn("a", 1000).num_bytes - turn("a", 0).num_bytes == 1000 + 4 * 1000
+    with_variable = replace(turn("a", 0), known_variables={"date": "x" * 1000})
+    assert with_variable.num_bytes - turn("a", 0).num_bytes > 1000

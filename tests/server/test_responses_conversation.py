@@ -99,6 +99,41 @@ def test_instructions_do_not_carry_over(socket: Socket, requests: list[Request])
     assert text.startswith("<system>be long<end><user>hello<end>")
 
 
+def test_variables_of_the_template_are_those_of_one_turn(socket: Socket, requests: list[Request]) -> None:
+    """Tokens of the turn before are gone on from where the template still writes its answer as it was opened."""
+
+    def prompt() -> str:
+        return chat_tokenizer().decode(requests[-1].prompt_token_ids, skip_special_tokens=False)
+
+    first = socket.ask("hello", **TURN, chat_template_kwargs={"enable_thinking": True})
+    assert prompt() == "<user>hello<end><assistant>"
+    quick = {"enable_thinking": False}
+    second = socket.ask("again", previous_response_id=first["id"], chat_template_kwargs=quick, **TURN)
+    assert prompt().endswith("<end><user>again<end><assistant>quick ")
+    assert list(requests[1].prompt_token_ids[: len(tokens_of(requests[0]))]) == tokens_of(requests[0])
+    # The chat has no "quick" in front of an answer that was given, so it is rendered anew.
+    socket.ask("more", previous_response_id=second["id"], **TURN)
+    said = second["output"][0]["content"][0]["text"]
+    assert prompt().endswith(f"<user>again<end><assistant>{said}<end><user>more<end><assistant>")
+    assert list(requests[2].prompt_token_ids[: len(tokens_of(requests[1]))]) != tokens_of(requests[1])
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"invented": 1}, "reads only enable_thinking"),
+        ({"messages": []}, "reads only enable_thinking"),
+        ({"enable_thinking": "false"}, "must be true or false"),
+        ([1], "must be an object"),
+    ],
+)
+def test_variables_that_cannot_be_set_are_refused_by_name(socket: Socket, variables: Any, reason: str) -> None:
+    refusal = socket.refused(input="a", chat_template_kwargs=variables)
+    assert (refusal["status"], refusal["param"]) == (400, "chat_template_kwargs")
+    assert reason in refusal["message"]
+    assert socket.ask("hello", **TURN)["output"]
+
+
 def test_a_conversation_forks(socket: Socket) -> None:
     first = socket.ask("hello", **TURN)
     one = socket.ask("left", previous_response_id=first["id"], **TURN)

@@ -62,6 +62,40 @@ def test_where_the_template_does_not_permit_it_the_chat_is_encoded_anew(template
     assert following == tokenizer.encode_chat(messages)
 
 
+# A variable that says how answers are opened, and one that says what stands in front of everything.
+WITH_VARIABLES = "{% if brief %}[brief]{% endif %}" + OPENS.replace(
+    "[assistant]{% endif", "[assistant]{% if enable_thinking is false %}(none){% endif %}{% endif"
+)
+
+
+@pytest.mark.parametrize(
+    ("known_variables", "variables", "goes_on"),
+    [
+        ({}, {}, True),
+        ({}, {"enable_thinking": True}, True),
+        ({}, {"enable_thinking": False}, True),  # which opens the next answer, and writes earlier ones as ever
+        ({"brief": True}, {"brief": True}, True),
+        ({"enable_thinking": False}, {"enable_thinking": False}, False),  # it was opened in another way than written
+        ({"enable_thinking": False}, {}, False),
+        ({}, {"brief": True}, False),
+        ({"brief": True}, {}, False),
+    ],
+)
+def test_variables_of_the_template_that_write_the_past_anew_have_it_encoded_anew(
+    known_variables: dict[str, Any], variables: dict[str, Any], goes_on: bool
+) -> None:
+    tokenizer = Tokenizer(made_tokenizers.files(made_tokenizers.byte_level(), WITH_VARIABLES))
+    messages = chat(["he", "hello", "x"])
+    known = [*tokenizer.encode_chat(messages[:1], **known_variables), *letter_by_letter(tokenizer, "hello")]
+    following = tokenizer.encode_next_turn(
+        messages, answer=1, known_token_ids=known, known_variables=known_variables, variables=variables
+    )
+    usual = tokenizer.encode_chat(messages, **variables)
+    assert (following[: len(known)] == known) == goes_on
+    assert goes_on or following == usual
+    assert tokenizer.decode(following, skip_special_tokens=False) == tokenizer.decode(usual, skip_special_tokens=False)
+
+
 def test_smollm2_goes_on_from_the_tokens_of_its_answer(smollm2: Tokenizer) -> None:
     messages = chat(["Name a colour.", "Blue, of course.", "Why?"])
     known = [*smollm2.encode_chat(messages[:1]), *letter_by_letter(smollm2, "Blue, of course.")]

@@ -88,6 +88,7 @@ class ResponseBody:
     min_tokens: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(kw_only=True)

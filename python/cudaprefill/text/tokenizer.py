@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
@@ -98,7 +99,9 @@ class Tokenizer:
         *,
         answer: int,
         known_token_ids: Sequence[int],
+        known_variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a chat that goes on, beginning with those that its prefix was computed with.
 
@@ -106,6 +109,7 @@ class Tokenizer:
         known_token_ids: of the chat up to and with that answer, without the token that ended it. A model does not
             always write text the way a tokenizer would, so encoding the text again might find little in the prefix
             cache.
+        known_variables: what the template was handed when that answer was opened; `variables`: what it is handed now.
 
         Where the template writes an answer in another way than it opens one, or does not close it with a control
         token (at which tokenizers start anew), the whole chat is encoded as by `encode_chat`, and as there ValueError
@@ -113,15 +117,20 @@ class Tokenizer:
         """
         checked = check_messages(messages)
         guarded = self._control_tokens.guard(checked)
+        given = dict(variables or {})
         seam = f"\ue004{secrets.token_hex(8)}\ue005"
-        opened = self.chat_template.render(guarded[:answer], add_generation_prompt=True)
+        opened = self.chat_template.render(
+            guarded[:answer], add_generation_prompt=True, **self._control_tokens.guard(dict(known_variables or {}))
+        )
         marked = [*guarded[:answer], {**guarded[answer], "content": seam}, *guarded[answer + 1 :]]
-        rendered = self.chat_template.render(marked, add_generation_prompt=add_generation_prompt)
+        rendered = self.chat_template.render(
+            marked, add_generation_prompt=add_generation_prompt, **self._control_tokens.guard(given)
+        )
         before, _, behind = rendered.partition(seam)
         behind = self._control_tokens.respell(behind)
         if before == opened and seam not in behind and self._control_tokens.begins_with_control_token(behind):
             return [*known_token_ids, *self.encode(behind, add_special_tokens=False, parse_control_tokens=False)]
-        return self.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+        return self.encode_chat(messages, add_generation_prompt=add_generation_prompt, **given)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; ids that the tokenizer does not know are left out."""

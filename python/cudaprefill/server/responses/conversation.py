@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cudaprefill.protocol.codec import ProtocolError
 from cudaprefill.protocol.responses import InputMessage, Response, ResponseBody
@@ -16,14 +18,17 @@ class Turn:
     """A turn that is about to run.
 
     messages: the conversation up to here, without instructions.
-    known, num_known: as in StoredTurn, of the turn before.
+    variables: what this turn hands to the chat template.
+    known, num_known, known_variables: as in StoredTurn, of the turn before.
     """
 
     messages: tuple[dict[str, str], ...]
     instructions: str | None
+    variables: dict[str, Any]
     prompt_token_ids: list[int]
     known: array[int]
     num_known: int
+    known_variables: Mapping[str, Any]
 
     def answered(self, response: Response, token_ids: list[int], stop_reason: int | str | None) -> StoredTurn:
         """With the answer behind it.
@@ -37,15 +42,15 @@ class Turn:
         kept = token_ids[:-1] if ended_by_token else token_ids
         known = array("i", self.prompt_token_ids)
         known.extend(kept)
-        return StoredTurn(response, messages, self.instructions, known, len(messages))
+        return StoredTurn(response, messages, self.instructions, known, len(messages), self.variables)
 
     def prepared(self, response: Response) -> StoredTurn:
         """Without an answer, as `generate: false` leaves it."""
-        return StoredTurn(response, self.messages, self.instructions, self.known, self.num_known)
+        return StoredTurn(response, self.messages, self.instructions, self.known, self.num_known, self.known_variables)
 
 
 def take_turn(tokenizer: Tokenizer, body: ResponseBody, previous: StoredTurn | None) -> Turn:
-    """Renders and tokenizes: work for a thread. Raises ValueError saying what is wrong with the messages.
+    """Renders and tokenizes: work for a thread. Raises ValueError saying what is wrong with the messages or variables.
 
     The prompt begins with the very tokens of the turn before wherever the template and equal instructions allow it, so
     that all their KV is found again.
@@ -57,19 +62,22 @@ def take_turn(tokenizer: Tokenizer, body: ResponseBody, previous: StoredTurn | N
     nothing_new = body.input is None and (not earlier or earlier[-1]["role"] == "assistant")
     if nothing_new and not (prepares and instructions):
         raise ProtocolError("input is missing", "input")
+    variables = tokenizer.chat_template.check_variables(body.chat_template_kwargs or {})
     system = [] if instructions is None else [{"role": "system", "content": instructions}]
     if previous is not None and previous.num_known and previous.instructions == instructions:
-        known, num_known = previous.known_token_ids, previous.num_known
+        known, num_known, known_variables = previous.known_token_ids, previous.num_known, previous.known_variables
         token_ids = tokenizer.encode_next_turn(
             [*system, *messages],
             answer=len(system) + num_known - 1,
             known_token_ids=known,
+            known_variables=known_variables,
             add_generation_prompt=not prepares,
+            variables=variables,
         )
     else:
-        known, num_known = array("i"), 0
-        token_ids = tokenizer.encode_chat([*system, *messages], add_generation_prompt=not prepares)
-    return Turn(messages, instructions, token_ids, known, num_known)
+        known, num_known, known_variables = array("i"), 0, {}
+        token_ids = tokenizer.encode_chat([*system, *messages], add_generation_prompt=not prepares, **variables)
+    return Turn(messages, instructions, variables, token_ids, known, num_known, known_variables)
 
 
 def _messages(body: ResponseBody) -> list[dict[str, str]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cudaprefill.protocol.responses import Response
 
@@ -22,6 +23,7 @@ class StoredTurn:
     instructions: what stood in front of them.
     known_token_ids: the exact tokens of the first `num_known` messages and the instructions, an answer the last of
         them: what the KV in the prefix cache was computed from. Empty when that cannot be gone on from.
+    known_variables: what the chat template was handed when that answer was opened.
     """
 
     response: Response
@@ -29,6 +31,7 @@ class StoredTurn:
     instructions: str | None
     known_token_ids: array[int] = field(default_factory=lambda: array("i"))
     num_known: int = 0
+    known_variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -39,6 +42,7 @@ class StoredTurn:
             + sum(MESSAGE_BYTES + len(text.encode()) for text in texts)
             + len(self.response.output_text)
             + self.known_token_ids.itemsize * len(self.known_token_ids)
+            + len(str(self.known_variables))
         )
 
 
