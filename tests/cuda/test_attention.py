@@ -1,15 +1,23 @@
-"""The attention kernels against float64, as tests/ops has it, at the sizes and shapes where they differ inside."""
+"""The attention kernels against float64, as tests/ops has it, at the sizes and shapes where they differ inside.
+
+The grid is the same for whatever the caches hold. Over float8 it runs on an emulated Hopper device, too, whose kernels
+these are as much as those of 16 bits in test_hopper*.py.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from cudaprefill import ops
-from tests.ops.attention_calls import decode, prefill
-from tests.ops.attention_reference import PagedBatch, assert_as_exact_as_torch, paged_batch
+from tests.cuda.backends import as_it_usually_is, backend_of_ops, emulation
+from tests.ops.attention_calls import attend, decode, prefill
+from tests.ops.attention_reference import FLOAT8, PagedBatch, assert_as_exact_as_torch, paged_batch
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 
@@ -18,52 +26,92 @@ def half_batch(query_lens, context_lens, dtype=torch.bfloat16, kv_dtype=None, **
     return paged_batch(query_lens, context_lens, dtype=dtype, kv_dtype=kv_dtype or dtype, **options)
 
 
+class Caches(NamedTuple):
+    """Of a type, None being that of the activations, on a device; `capability` is of an emulated one."""
+
+    kv_dtype: torch.dtype | None
+    backend: str = "emulated"
+    capability: int = 80
+
+    def batch(self, query_lens, context_lens, dtype=torch.bfloat16, **options) -> PagedBatch:
+        return half_batch(query_lens, context_lens, dtype, self.kv_dtype, **options)
+
+
+CACHES = {"16 bits": Caches(None), "float8": Caches(FLOAT8), "float8 on a Hopper": Caches(FLOAT8, capability=90)}
+CONVERTS = {"float8 by an instruction": Caches(FLOAT8, capability=89)}  # else the kernels are those of 80
+ON_CUDA = {"16 bits on cuda": Caches(None, "cuda"), "float8 on cuda": Caches(FLOAT8, "cuda")}
+
+
+def of_caches(cases: dict[str, Caches]):
+    marks = {"cuda": pytest.mark.gpu, "emulated": ()}
+    return [pytest.param(caches, id=name, marks=marks[caches.backend]) for name, caches in cases.items()]
+
+
+@pytest.fixture(params=of_caches(CACHES | ON_CUDA))
+def caches(request: pytest.FixtureRequest) -> Iterator[Caches]:
+    with ExitStack() as stack:
+        if request.param.backend == "emulated":
+            device = stack.enter_context(as_it_usually_is(emulation()))
+            device.set_compute_capability(request.param.capability)
+        stack.enter_context(backend_of_ops(request.param.backend))
+        yield request.param
+
+
+@pytest.mark.parametrize("caches", of_caches(CACHES | CONVERTS | ON_CUDA), indirect=True)
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
-def test_every_head_size(backend, head_size, dtype):
-    chunks = half_batch([3, 0, 16, 33], [20, 0, 17, 33], dtype, head_size=head_size)
+def test_every_head_size(caches, head_size, dtype):
+    chunks = caches.batch([3, 0, 16, 33], [20, 0, 17, 133], dtype, head_size=head_size)
     assert_as_exact_as_torch(prefill(chunks), chunks)
-    decodes = half_batch([1, 1, 1, 1], [1, 16, 17, 300], dtype, head_size=head_size)
+    decodes = caches.batch([1, 1, 1, 1], [1, 16, 17, 300], dtype, head_size=head_size)
     assert_as_exact_as_torch(decode(decodes), decodes)
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
-def test_float32_takes_the_plain_path(backend, head_size):
-    chunks = paged_batch([3, 0, 5], [20, 0, 37], head_size=head_size)
+def test_float32_takes_the_plain_path(caches, head_size):
+    options = {"head_size": head_size, "kv_dtype": caches.kv_dtype or torch.float32}
+    chunks = paged_batch([3, 0, 5], [20, 0, 37], **options)
     assert_as_exact_as_torch(prefill(chunks, window=9), chunks, window=9)
-    decodes = paged_batch([1, 1], [1, 70], head_size=head_size)
+    decodes = paged_batch([1, 1], [1, 70], **options)
     assert_as_exact_as_torch(decode(decodes, softcap=3.0), decodes, softcap=3.0)
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(24, 4), (28, 4), (40, 8), (6, 2), (71, 1), (4, 4)])
-def test_every_group_size(backend, q_heads, kv_heads):
-    chunks = half_batch([7, 20], [7, 45], num_q_heads=q_heads, num_kv_heads=kv_heads)
+def test_every_group_size(caches, q_heads, kv_heads):
+    chunks = caches.batch([7, 20], [7, 45], num_q_heads=q_heads, num_kv_heads=kv_heads)
     assert_as_exact_as_torch(prefill(chunks), chunks)
-    decodes = half_batch([1, 1], [5, 40], num_q_heads=q_heads, num_kv_heads=kv_heads)
+    decodes = caches.batch([1, 1], [5, 40], num_q_heads=q_heads, num_kv_heads=kv_heads)
     assert_as_exact_as_torch(decode(decodes), decodes)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
-def test_every_block_size(backend, block_size):
-    chunks = half_batch([40, 3], [130, 65], block_size=block_size)
+def test_every_block_size(caches, block_size):
+    chunks = caches.batch([40, 3], [130, 65], block_size=block_size, head_size=128)
     assert_as_exact_as_torch(prefill(chunks), chunks)
-    decodes = half_batch([1, 1], [130, 65], block_size=block_size)
+    decodes = caches.batch([1, 1], [130, 65], block_size=block_size, head_size=128)
     assert_as_exact_as_torch(decode(decodes), decodes)
 
 
 @pytest.mark.parametrize("window", [1, 16, 17, 100])
-def test_a_window_hides_what_lies_before_it(backend, window):
-    chunks = half_batch([50, 1, 70], [130, 40, 70])
+def test_a_window_hides_what_lies_before_it(caches, window):
+    chunks = caches.batch([50, 1, 70], [130, 40, 70])
     assert_as_exact_as_torch(prefill(chunks, window), chunks, window)
-    decodes = half_batch([1, 1, 1], [3, 90, 131])
+    decodes = caches.batch([1, 1, 1], [3, 90, 131])
     assert_as_exact_as_torch(decode(decodes, window), decodes, window)
 
 
-def test_a_soft_cap_bounds_the_scores(backend):
-    chunks = half_batch([40], [100], spread=30.0)
-    assert_as_exact_as_torch(prefill(chunks, softcap=5.0), chunks, softcap=5.0)
-    decodes = half_batch([1, 1], [30, 100], spread=30.0)
-    assert_as_exact_as_torch(decode(decodes, softcap=5.0), decodes, softcap=5.0)
+@pytest.mark.parametrize("window", [0, 17])
+def test_a_soft_cap_bounds_the_scores(caches, window):
+    chunks = caches.batch([40], [100], spread=30.0)
+    assert_as_exact_as_torch(prefill(chunks, window, softcap=5.0), chunks, window, softcap=5.0)
+    decodes = caches.batch([1, 1], [30, 100], spread=30.0)
+    assert_as_exact_as_torch(decode(decodes, window, softcap=5.0), decodes, window, softcap=5.0)
+
+
+@pytest.mark.parametrize("head_size", [64, 128, 256])
+def test_a_step_of_decodes_and_chunks(caches, head_size):
+    batch = caches.batch([1, 1, 1, 40, 3], [300, 1, 17, 140, 3], head_size=head_size)
+    assert_as_exact_as_torch(attend(batch, 3), batch)
 
 
 def test_views_of_a_fused_row_and_rows_before_the_range(backend):
@@ -110,12 +158,15 @@ def test_a_long_context_keeps_its_first_and_last_key(backend, length):
         assert decode(decodes)[0, 0].float().sub(3).abs().max() < 0.05
 
 
+@pytest.mark.parametrize("caches", of_caches(CACHES), indirect=True)
 @pytest.mark.parametrize("multiprocessors", [1, 4, 16, 132])
-def test_the_number_of_splits_does_not_change_the_result(emulated, multiprocessors):
-    emulated.set_num_multiprocessors(multiprocessors)
-    decodes = half_batch([1, 1, 1], [33, 4097, 0], num_q_heads=4, num_kv_heads=1)
-    assert_as_exact_as_torch(decode(decodes), decodes)
-    chunks = half_batch([5, 3, 40], [700, 3, 300], num_q_heads=2, num_kv_heads=1)
+def test_the_number_of_splits_does_not_change_the_result(caches, multiprocessors):
+    emulation().set_num_multiprocessors(multiprocessors)
+    decodes = caches.batch([1, 1, 1], [33, 2097, 0], num_q_heads=4, num_kv_heads=1)
+    out = decode(decodes)
+    assert_as_exact_as_torch(out, decodes)
+    assert (out[2] == 0).all()
+    chunks = caches.batch([5, 3, 40], [700, 3, 300], num_q_heads=2, num_kv_heads=1)
     assert_as_exact_as_torch(prefill(chunks), chunks)
 
 
@@ -167,11 +218,12 @@ def test_the_order_of_warps_and_blocks_does_not_matter(emulated):
         assert torch.equal(decode_rows, results[0][1])
 
 
-def test_matrix_loads_have_no_bank_conflicts(emulated):
+@pytest.mark.parametrize("caches", of_caches(CACHES), indirect=True)
+def test_matrix_loads_have_no_bank_conflicts(caches):
     for head_size in (64, 80, 96, 128, 256):
-        prefill(half_batch([17], [40], num_q_heads=1, num_kv_heads=1, head_size=head_size))
-        decode(half_batch([1], [40], num_q_heads=1, num_kv_heads=1, head_size=head_size))
-    counters = emulated.counters()
+        prefill(caches.batch([17], [40], num_q_heads=1, num_kv_heads=1, head_size=head_size))
+        decode(caches.batch([1], [40], num_q_heads=1, num_kv_heads=1, head_size=head_size))
+    counters = emulation().counters()
     assert counters["matrix_loads"] > 1000
     assert counters["matrix_load_conflicts"] == 0
 

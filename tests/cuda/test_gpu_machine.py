@@ -51,7 +51,6 @@ def test_the_gpu_tests_are_found_where_most_packages_are_missing():
     # Hypothesis on a real device, and adapters that their own library trains; the others are of the emulated device.
     assert set(left_out) <= {
         "test_attention_properties",
-        "test_float8_attention",
         "test_lora_on_cuda",
         "test_hopper",
         "test_hopper_decode",

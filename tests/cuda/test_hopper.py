@@ -25,6 +25,7 @@ from tests.ops.attention_calls import prefill
 from tests.ops.attention_reference import FLOAT8, POISONED_BLOCK, assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)
+PRODUCERS = st.sampled_from(["tensor", "async"])
 
 
 @pytest.fixture(params=["tensor", "async"], autouse=True)
@@ -46,6 +47,24 @@ def test_every_head_size(hopper, head_size, dtype):
     chunks = half_batch([3, 0, 16, 33], [20, 0, 17, 133], dtype, head_size=head_size)
     assert_as_exact_as_torch(prefill(chunks), chunks)
     assert hopper.counters()["products"] > 0
+
+
+@pytest.mark.parametrize("hopper", ["best"], indirect=True)
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("window", [0, 100])
+def test_float8_is_widened_for_the_products(hopper, window, head_size, dtype):
+    """At head size 256, where no memory is left to widen in, the older kernel serves. Every stage is used again."""
+    hopper.set_num_multiprocessors(1)
+    options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "kv_dtype": FLOAT8}
+    batch = half_batch([210, 3, 0, 70], [210, 420, 0, 500], dtype, **options)
+    for seed in range(2):
+        hopper.set_seed(seed)
+        hopper.reset_counters()
+        assert_as_exact_as_torch(prefill(batch, window), batch, window)
+        counters = hopper.counters()
+        assert (counters["products"] > 0) == (head_size <= 128)
+        assert counters["tensor_copies"] == 0
 
 
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
@@ -207,16 +226,25 @@ def test_a_kernel_that_does_not_exist_is_named(hopper):
         hopper.set_prefill_kernel("fastest")
 
 
+@pytest.mark.parametrize("hopper", ["best"], indirect=True)
 @PROPERTY
 @given(
     requests=st.lists(REQUEST, min_size=1, max_size=4),
-    **{**SHAPE, "head_size": st.sampled_from(HEAD_SIZES), "softcap": st.sampled_from([0.0, 0.0, 3.0])},
+    **{
+        **SHAPE,
+        "head_size": st.sampled_from(HEAD_SIZES),
+        "softcap": st.sampled_from([0.0, 0.0, 3.0]),
+        "producer": PRODUCERS,
+    },
 )
 def test_whatever_the_lengths(
-    hopper, requests, heads, head_size, block_size, dtype, window, softcap, multiprocessors, seed
+    hopper, requests, heads, head_size, block_size, dtype, kv_dtype, window, softcap, producer, multiprocessors, seed
 ):
+    hopper.set_prefill_kernel(producer)
     hopper.set_num_multiprocessors(multiprocessors)
     hopper.set_seed(seed)
     new = [new for new, _ in requests]
-    batch = batch_of(new, [new + cached for new, cached in requests], heads, head_size, block_size, dtype, seed)
+    batch = batch_of(
+        new, [new + cached for new, cached in requests], heads, head_size, block_size, dtype, kv_dtype, seed
+    )
     assert_as_exact_as_torch(prefill(batch, window, softcap), batch, window, softcap)

@@ -22,7 +22,7 @@ from tests.cuda.test_attention_properties import PROPERTY, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_decode_attention
 from tests.ops.attention_calls import decode
-from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.attention_reference import FLOAT8, assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)
 
@@ -49,6 +49,19 @@ def test_every_head_size(hopper, head_size, dtype):
     batch = decodes_of([1, 16, 17, 700], dtype, head_size=head_size)
     assert_as_exact_as_torch(decode(batch), batch)
     assert hopper.counters()["tensor_copies"] > 0
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
+@pytest.mark.parametrize("window", [0, 700])
+def test_float8_comes_by_tensor_copies(hopper, window, head_size, dtype):
+    """Rows end within the share of a warp, and every stage is used again."""
+    hopper.set_num_multiprocessors(1)
+    options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": head_size, "block_size": 32, "kv_dtype": FLOAT8}
+    batch = decodes_of([30, 1900, 0, 5, 1330], dtype, **options)
+    assert_as_exact_as_torch(decode(batch, window), batch, window)
+    assert hopper.counters()["tensor_copies"] > 2 * 8 * 6
+    assert hopper.counters()["matrix_load_conflicts"] == 0
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads"), [(24, 4), (28, 4), (40, 8), (6, 2), (71, 1), (4, 4)])
@@ -211,11 +224,11 @@ def test_a_kernel_that_does_not_exist_is_named(hopper):
     **{**SHAPE, "head_size": st.sampled_from(HEAD_SIZES), "softcap": st.sampled_from([0.0, 0.0, 3.0])},
 )
 def test_whatever_the_lengths(
-    hopper, context_lens, heads, head_size, block_size, dtype, window, softcap, multiprocessors, seed
+    hopper, context_lens, heads, head_size, block_size, dtype, kv_dtype, window, softcap, multiprocessors, seed
 ):
     hopper.set_num_multiprocessors(multiprocessors)
     hopper.set_seed(seed)
-    batch = batch_of([1] * len(context_lens), context_lens, heads, head_size, block_size, dtype, seed)
+    batch = batch_of([1] * len(context_lens), context_lens, heads, head_size, block_size, dtype, kv_dtype, seed)
     out = decode(batch, window, softcap)
     assert_as_exact_as_torch(out, batch, window, softcap)
     assert all((out[i] == 0).all() for i, length in enumerate(context_lens) if length == 0)

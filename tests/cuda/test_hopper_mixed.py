@@ -19,9 +19,10 @@ from tests.cuda.test_attention_properties import PROPERTY, SHAPE, batch_of
 from tests.cuda.test_ops_on_cuda import SHARED
 from tests.ops import test_mixed_attention
 from tests.ops.attention_calls import attend, prefill
-from tests.ops.attention_reference import assert_as_exact_as_torch
+from tests.ops.attention_reference import FLOAT8, assert_as_exact_as_torch
 
 HEAD_SIZES = (64, 128, 256)
+PRODUCERS = st.sampled_from(["tensor", "async"])
 
 
 @pytest.fixture(params=["tensor", "async"], autouse=True)
@@ -41,6 +42,15 @@ globals().update(
 def test_every_head_size(hopper, head_size, dtype):
     batch = half_batch([1, 1, 1, 33, 200], [700, 1, 129, 133, 200], dtype, head_size=head_size)
     assert_as_exact_as_torch(attend(batch, 3), batch)
+
+
+@pytest.mark.parametrize("hopper", ["best"], indirect=True)
+def test_float8_decodes_and_chunks_come_from_one_queue(hopper):
+    hopper.set_num_multiprocessors(1)
+    options = {"num_q_heads": 4, "num_kv_heads": 2, "head_size": 128, "kv_dtype": FLOAT8}
+    batch = half_batch([1, 1, 5, 130], [900, 40, 300, 260], **options)
+    assert_as_exact_as_torch(attend(batch, 2), batch)
+    assert hopper.counters()["tensor_copies"] == 0  # which decodes alone would have come by
 
 
 def test_a_mixed_step_is_one_launch_beside_its_plan_and_its_merge(hopper):
@@ -97,18 +107,37 @@ def test_an_earlier_device_takes_the_two_kernels_in_turn(hopper):
     assert hopper.counters()["products"] == 0
 
 
+@pytest.mark.parametrize("hopper", ["best"], indirect=True)
 @PROPERTY
 @given(
     decodes=st.lists(st.integers(1, 500), min_size=1, max_size=4),
     chunks=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 150)), min_size=1, max_size=3),
-    **{**SHAPE, "head_size": st.sampled_from(HEAD_SIZES), "softcap": st.sampled_from([0.0, 0.0, 3.0])},
+    **{
+        **SHAPE,
+        "head_size": st.sampled_from(HEAD_SIZES),
+        "softcap": st.sampled_from([0.0, 0.0, 3.0]),
+        "producer": PRODUCERS,
+    },
 )
 def test_whatever_the_lengths(
-    hopper, decodes, chunks, heads, head_size, block_size, dtype, window, softcap, multiprocessors, seed
+    hopper,
+    decodes,
+    chunks,
+    heads,
+    head_size,
+    block_size,
+    dtype,
+    kv_dtype,
+    window,
+    softcap,
+    producer,
+    multiprocessors,
+    seed,
 ):
+    hopper.set_prefill_kernel(producer)
     hopper.set_num_multiprocessors(multiprocessors)
     hopper.set_seed(seed)
     new = [1] * len(decodes) + [new for new, _ in chunks]
     lens = [*decodes, *(new + cached for new, cached in chunks)]
-    batch = batch_of(new, lens, heads, head_size, block_size, dtype, seed)
+    batch = batch_of(new, lens, heads, head_size, block_size, dtype, kv_dtype, seed)
     assert_as_exact_as_torch(attend(batch, len(decodes), window, softcap), batch, window, softcap)
