@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
 from cudaprefill.garbage import uncollected
-
-
-@pytest.fixture(autouse=True)
-def collector() -> Iterator[None]:
-    """Sees everything again after the test."""
-    yield
-    gc.unfreeze()
-    gc.enable()
 
 
 class Circle:

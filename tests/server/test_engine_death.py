@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -49,14 +48,6 @@ def test_the_engine_is_started_anew_where_that_is_wanted() -> None:
         assert "vllm:request_success_total{" in client.get("/metrics").text
 
 
-@pytest.fixture
-def collector() -> Iterator[None]:
-    """Sees everything again after the test."""
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("collector")
 def test_the_dead_engine_has_left_the_memory_when_the_next_one_is_built() -> None:
     with RunningServer(config={"restart_engine": True}) as server, server.client() as client:
         server.engine.circle = server.engine  # type: ignore[attr-defined]  # only the collector sees that it is dead
