@@ -233,7 +233,7 @@ def _rank_and_scale(fields: AdapterFields, path: str) -> tuple[int, float]:
 def _check_shape(path: str, side: str, tensor: Tensor, shape: tuple[int, int], fields: AdapterFields) -> None:
     if tuple(tensor.shape) != shape:
         raise AdapterError(
-            f"lora_{side} of {path!r} must have the shape {shape} by the configuration and the model, got "
+            f"{TENSORS}: lora_{side} of {path!r} must have the shape {shape} by the configuration and the model, got "
             f"{tuple(tensor.shape)}; the adapter was made for {fields.made_for}"
         )
 

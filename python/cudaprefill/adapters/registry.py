@@ -12,7 +12,7 @@ from torch import Tensor
 from cudaprefill.adapters.adapter import Adapter, AdapterTarget
 from cudaprefill.adapters.config import AdapterFields
 from cudaprefill.adapters.errors import AdapterError, UnknownAdapterError
-from cudaprefill.adapters.files import read_config, read_tensors
+from cudaprefill.adapters.files import CONFIG, read_config, read_tensors
 from cudaprefill.adapters.lora import load_lora_adapter, most_lora_numbers
 from cudaprefill.adapters.prefix import load_prefix_adapter
 from cudaprefill.adapters.prompt import load_prompt_adapter
@@ -83,7 +83,7 @@ class AdapterRegistry:
         loader = LOADERS.get(fields.peft_type)
         if loader is None:
             raise AdapterError(
-                f"adapters of the type {show(fields.peft_type)} are not served, only {', '.join(LOADERS)}"
+                f"{CONFIG}: adapters of the type {show(fields.peft_type)} are not served, only {', '.join(LOADERS)}"
             )
         adapter = loader(name, path, fields, read_tensors(path, _most_bytes(self.target)), self.target)
         with self._lock:

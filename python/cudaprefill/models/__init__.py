@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -59,8 +61,19 @@ def load_model(
         raise ValueError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got {dtype!r}")
     if linear_math not in LINEAR_MATHS:
         raise ValueError(f"linear_math must be one of {', '.join(LINEAR_MATHS)}, got {linear_math!r}")
-    device = torch.device(device)
-    config, source = _open(Path(path))
+    with _of_file(Path(path)):
+        return _load(Path(path), dtype, torch.device(device), progress, max_model_len, linear_math)
+
+
+def _load(
+    path: Path,
+    dtype: str,
+    device: torch.device,
+    progress: Progress | None,
+    max_model_len: int | None,
+    linear_math: str,
+) -> Decoder:
+    config, source = _open(path)
     try:
         check_tensors(config, source)
         weight_dtype = _auto_dtype(source, device) if dtype == "auto" else _DTYPES[dtype]
@@ -73,7 +86,7 @@ def load_model(
         source.close()
     decoder = Decoder(config, weights, {rope: table.to(device) for rope, table in tables.items()})
     if linear_math.startswith("int") and decoder.linear_math != linear_math:
-        what = f"{Path(path).name} with dtype {dtype} on {device.type}"
+        what = f"{path.name} with dtype {dtype} on {device.type}"
         raise ValueError(f"linear_math is {linear_math}, but weights are not kept in blocks: {what}")
     return decoder
 
@@ -86,7 +99,19 @@ def read_model_config(path: str | os.PathLike[str]) -> ModelConfig:
     from cudaprefill.models.gguf import GgufFile
     from cudaprefill.models.gguf_config import parse_gguf_config
 
-    return parse_gguf_config(GgufFile(path))
+    with _of_file(path):
+        return parse_gguf_config(GgufFile(path))
+
+
+@contextmanager
+def _of_file(path: Path) -> Iterator[None]:
+    """What is wrong with a model that is one file is said with the name of the file."""
+    try:
+        yield
+    except (UnsupportedModelError, WeightsError) as error:
+        if path.is_file() and path.name not in str(error):
+            raise type(error)(f"{path.name}: {error}") from None
+        raise
 
 
 def default_model_path() -> Path:

@@ -60,7 +60,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
     where = file.path.name
     metadata = Fields(file.metadata, where)
     name = metadata.get("general.architecture")
-    if name not in _ARCHITECTURES:
+    if not isinstance(name, str) or name not in _ARCHITECTURES:
         raise metadata.unsupported("general.architecture", name, *_ARCHITECTURES)
     architecture = _ARCHITECTURES[name]
     prefix = f"{name}."
@@ -97,7 +97,7 @@ def parse_gguf_config(file: GgufFile) -> ModelConfig:
         o_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         tied_embeddings="output.weight" not in file.tensors,
-        bos_token_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=_token_id(metadata, "bos"),
         eos_token_ids=_eos_token_ids(metadata),
     )
     return architecture.add(config, fields, file)
@@ -247,5 +247,11 @@ def _rope(fields: Fields) -> RopeConfig:
 
 def _eos_token_ids(metadata: Fields) -> tuple[int, ...]:
     """End of sequence, of turn and of message: whichever the file names, each once."""
-    ids = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ids = [_token_id(metadata, kind) for kind in ("eos", "eot", "eom")]
     return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _token_id(metadata: Fields, kind: str) -> int | None:
+    """Where the file names one; a file that has none may say so by the largest number of 32 bits."""
+    key = f"tokenizer.ggml.{kind}_token_id"
+    return None if metadata.get(key) is None else metadata.integer(key, minimum=0, maximum=2**32 - 1)
