@@ -33,10 +33,10 @@ class BFloat16Products {
 
   // q[d / 2][row] of a panel, for `dims` dimensions from d on in the vectors of `square`; both are even.
   static void store_queries(float* panel, int64_t panel_rows, int64_t d, int dims, const Vec* square) {
-    for (int i = 0; i < dims; i += 2) store_pairs(panel + (d + i) / 2 * panel_rows, square[i], square[i + 1]);
+    for (int i = 0; i < dims; i += 2) store(panel + (d + i) / 2 * panel_rows, pairs_of(square[i], square[i + 1]));
   }
 
-  static void store_weights(float* to, const Vec (&weights)[2]) { store_pairs(to, weights[0], weights[1]); }
+  static CUDAPREFILL_INLINE Vec joined(const Vec (&keys)[2]) { return pairs_of(keys[0], keys[1]); }
 
   void set_tile(const Tile& tile) {
     keys_ = tile.keys;
@@ -52,10 +52,12 @@ class BFloat16Products {
     }
   }
 
-  // scores[j][row] = sum over d of keys[key + j][d] * q[d][row], for kBlock keys.
+  // scores[j][row] = sum over d of keys[key + j][d] * q[d][row], for kBlock keys; highest is raised to them.
   template <int kVectors>
-  void score_block(const float* q, int64_t key, float* scores) const {
+  __attribute__((noinline)) void score_block(const float* q, int64_t key, float* scores,
+                                             Vec (&highest)[kVectors]) const {
     constexpr int kRows = kVectors * Vec::kWidth;
+    const int64_t head_size = head_size_;
     const BFloat16* rows[kBlock];
     Vec sums[kBlock][kVectors];
 #pragma GCC unroll 8
@@ -64,7 +66,7 @@ class BFloat16Products {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[j][v] = zero();
     }
-    for (int64_t d = 0; d < head_size_; d += 2, q += kRows) {
+    for (int64_t d = 0; d < head_size; d += 2, q += kRows) {
       Vec queries[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) queries[v] = load(q + v * Vec::kWidth);
@@ -76,18 +78,23 @@ class BFloat16Products {
         for (int v = 0; v < kVectors; ++v) sums[j][v] = add_products(sums[j][v], queries[v], pair);
       }
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < kBlock; ++j) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) store(scores + j * kRows + v * Vec::kWidth, sums[j][v]);
+    for (int v = 0; v < kVectors; ++v) {
+      Vec most = highest[v];
+#pragma GCC unroll 8
+      for (int j = 0; j < kBlock; ++j) {
+        store(scores + j * kRows + v * Vec::kWidth, sums[j][v]);
+        most = max(most, sums[j][v]);
+      }
+      highest[v] = most;
     }
   }
 
   // out[i][row] = out[i][row] * decay[row] + sum over j of values[key + j][d + i] * weights[j][row], for kDims
-  // dimensions. `key` is even.
-  template <int kVectors, int kDims>
-  void output_block(const float* weights, int64_t key, int64_t num_keys, int64_t d, const Vec* decay,
-                    float* out) const {
+  // dimensions. `key` is even. Returns the weights after their last.
+  template <int kVectors, int kDims, class Weights>
+  __attribute__((noinline)) Weights output_block(Weights weights, int64_t key, int64_t num_keys, int64_t d,
+                                                 const Vec* decay, float* out) const {
     constexpr int kRows = kVectors * Vec::kWidth;
     Vec sums[kDims][kVectors];
 #pragma GCC unroll 8
@@ -95,11 +102,11 @@ class BFloat16Products {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[i][v] = load(out + i * kRows + v * Vec::kWidth) * decay[v];
     }
-    const uint32_t* values = values_ + key / 2 * head_size_ + d;
-    for (int64_t j = 0; j < num_keys; j += 2, weights += kRows, values += head_size_) {
+    const int64_t head_size = head_size_;
+    const uint32_t* values = values_ + key / 2 * head_size + d;
+    for (int64_t j = 0; j < num_keys; j += 2, values += head_size) {
       Vec weight[kVectors];
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) weight[v] = load(weights + v * Vec::kWidth);
+      weights.next(weight);
 #pragma GCC unroll 8
       for (int i = 0; i < kDims; ++i) {
 #pragma GCC unroll 4
@@ -111,12 +118,13 @@ class BFloat16Products {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) store(out + i * kRows + v * Vec::kWidth, sums[i][v]);
     }
+    return weights;
   }
 
  private:
-  static CUDAPREFILL_INLINE void store_pairs(float* to, Vec first, Vec second) {
+  static CUDAPREFILL_INLINE Vec pairs_of(Vec first, Vec second) {
     const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second.lanes, first.lanes));
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(interleaved(), halves));
+    return {_mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved(), halves))};
   }
 
   // 0, 16, 1, 17, ...

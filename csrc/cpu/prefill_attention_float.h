@@ -31,7 +31,7 @@ class FloatProducts {
     for (int i = 0; i < dims; ++i) store(panel + (d + i) * panel_rows, square[i]);
   }
 
-  static void store_weights(float* to, const Vec (&weights)[1]) { store(to, weights[0]); }
+  static CUDAPREFILL_INLINE Vec joined(const Vec (&keys)[1]) { return keys[0]; }
 
   void set_tile(const Tile& tile) {
     if constexpr (kCopies) {
@@ -45,17 +45,21 @@ class FloatProducts {
     }
   }
 
-  // scores[j][row] = sum over d of keys[key + j][d] * q[d][row], for kBlock keys. Long sums are made of shorter ones,
-  // so that rounding does not grow with the head.
+  // scores[j][row] = sum over d of keys[key + j][d] * q[d][row], for kBlock keys; highest is raised to them. Long sums
+  // are made of shorter ones, so that rounding does not grow with the head.
+  //
+  // This and output_block are functions of their own: together in one, they have more to keep than registers.
   template <int kVectors>
-  void score_block(const float* q, int64_t key, float* scores) const {
+  __attribute__((noinline)) void score_block(const float* q, int64_t key, float* scores,
+                                             Vec (&highest)[kVectors]) const {
     constexpr int kRows = kVectors * Vec::kWidth;
     constexpr int64_t kSummands = 64;
+    const int64_t head_size = head_size_;
     const float* rows[kBlock];
 #pragma GCC unroll 8
     for (int j = 0; j < kBlock; ++j) rows[j] = keys_[key + j];
-    for (int64_t first = 0; first < head_size_; first += kSummands) {
-      const int64_t end = std::min(head_size_, first + kSummands);
+    for (int64_t first = 0; first < head_size; first += kSummands) {
+      const int64_t end = std::min(head_size, first + kSummands);
       Vec sums[kBlock][kVectors];
 #pragma GCC unroll 8
       for (int j = 0; j < kBlock; ++j) {
@@ -70,22 +74,31 @@ class FloatProducts {
           for (int v = 0; v < kVectors; ++v) sums[j][v] = fma(x, load(q + v * Vec::kWidth), sums[j][v]);
         }
       }
+      if (first > 0) {
 #pragma GCC unroll 8
-      for (int j = 0; j < kBlock; ++j) {
+        for (int j = 0; j < kBlock; ++j) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          float* to = scores + j * kRows + v * Vec::kWidth;
-          store(to, first == 0 ? sums[j][v] : load(to) + sums[j][v]);
+          for (int v = 0; v < kVectors; ++v) sums[j][v] = load(scores + j * kRows + v * Vec::kWidth) + sums[j][v];
         }
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        Vec most = highest[v];
+#pragma GCC unroll 8
+        for (int j = 0; j < kBlock; ++j) {
+          store(scores + j * kRows + v * Vec::kWidth, sums[j][v]);
+          most = max(most, sums[j][v]);
+        }
+        if (end == head_size) highest[v] = most;
       }
     }
   }
 
   // out[i][row] = out[i][row] * decay[row] + sum over j of values[key + j][d + i] * weights[j][row], for kDims
-  // dimensions.
-  template <int kVectors, int kDims>
-  void output_block(const float* weights, int64_t key, int64_t num_keys, int64_t d, const Vec* decay,
-                    float* out) const {
+  // dimensions. Returns the weights after their last.
+  template <int kVectors, int kDims, class Weights>
+  __attribute__((noinline)) Weights output_block(Weights weights, int64_t key, int64_t num_keys, int64_t d,
+                                                 const Vec* decay, float* out) const {
     constexpr int kRows = kVectors * Vec::kWidth;
     Vec sums[kDims][kVectors];
 #pragma GCC unroll 8
@@ -93,13 +106,15 @@ class FloatProducts {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[i][v] = load(out + i * kRows + v * Vec::kWidth) * decay[v];
     }
-    for (int64_t j = 0; j < num_keys; ++j, weights += kRows) {
-      const float* value = values_[key + j] + d;
+    const float* const* rows = values_ + key;
+    for (int64_t j = 0; j < num_keys; ++j) {
+      Vec weight[kVectors];
+      weights.next(weight);
 #pragma GCC unroll 8
       for (int i = 0; i < kDims; ++i) {
-        const Vec x = broadcast(value[i]);
+        const Vec x = broadcast(rows[j][d + i]);
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[i][v] = fma(x, load(weights + v * Vec::kWidth), sums[i][v]);
+        for (int v = 0; v < kVectors; ++v) sums[i][v] = fma(x, weight[v], sums[i][v]);
       }
     }
 #pragma GCC unroll 8
@@ -107,6 +122,7 @@ class FloatProducts {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) store(out + i * kRows + v * Vec::kWidth, sums[i][v]);
     }
+    return weights;
   }
 
  private:

@@ -34,7 +34,7 @@
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
 
-constexpr int kItemPanels = 4;  // that share what is done once a tile
+constexpr int kItemPanels = 8;  // that share what is done once a tile
 
 // What the rows of an item have gathered: of each panel Ot [head_size, rows], then of each row the highest score and
 // the sum of the weights relative to it.
@@ -123,6 +123,21 @@ class PrefillWorker {
  private:
   using Tile = typename Products::Tile;
 
+  // The part of the next tile that one of the panels brings into the second cache, a little with each block of keys:
+  // all at once, it would hold up what the products themselves read.
+  struct TilePart {
+    const Tile& tile;
+    int64_t part, num_parts;
+
+    void prefetch(int64_t key, int64_t num_keys, int64_t head_size) const {
+      const int64_t end = (part * kTileKeys + key + num_keys) / num_parts;
+      for (int64_t j = (part * kTileKeys + key) / num_parts; j < end; ++j) {
+        prefetch_row<2>(tile.keys[j], head_size);
+        prefetch_row<2>(tile.values[j], head_size);
+      }
+    }
+  };
+
   static int64_t scratch_size(const PrefillAttentionParams& params) {
     const int64_t rows = max_rows(params);
     return rows * params.head_size + rows + kTileKeys * kPanelRows + RowSums::size(rows, params.head_size) +
@@ -178,12 +193,14 @@ class PrefillWorker {
           row_offset_[first_row + i] = static_cast<float>(std::min(first_row + i, num_rows(item) - 1) / group_);
         }
         const int64_t rows = std::min<int64_t>(Vec::kWidth, num_rows(item) - first_row);
+        const T* from[Vec::kWidth];
+        for (int64_t i = 0; i < rows; ++i) from[i] = head_row<T>(params_.q, item, first_row + i);
         float* to = q_ + panel_row * params_.head_size + (first_row - panel_row);
         for (int64_t d = 0; d < params_.head_size; d += Vec::kWidth) {
           const int dims = static_cast<int>(std::min<int64_t>(Vec::kWidth, params_.head_size - d));
           Vec square[Vec::kWidth];
           for (int64_t i = 0; i < Vec::kWidth; ++i) {
-            square[i] = i >= rows ? zero() : load_dims(head_row<T>(params_.q, item, first_row + i) + d, dims) * scale;
+            square[i] = i >= rows ? zero() : load_dims(from[i] + d, dims) * scale;
           }
           transpose(square);
           Products::store_queries(to, panel_rows, d, dims, square);
@@ -205,14 +222,15 @@ class PrefillWorker {
       const int32_t to = std::min(end, base + last_token + 1);
       if (from >= to) return;
       const TileMask mask{
-          .causal = to - 1 > base + first_token,
+          .causal = end - 1 > base + first_token,
           .window = from < first_visible_key(base + last_token, params_.window),
           .first_key = static_cast<float>(from - base),
           .window_size = static_cast<float>(params_.window),
           .row_offset = row_offset_ + first_row,
       };
       const auto attend = [&]<int kVectors>() {
-        attend_panel<kVectors>(sums, first_row, from - first, to - from, mask, first_row == 0 ? &next : nullptr);
+        attend_panel<kVectors>(sums, first_row, from - first, to - from, mask,
+                               {next, first_row / kPanelRows, (num_rows(item) + kPanelRows - 1) / kPanelRows});
       };
       switch (vectors) {
         case 1:
@@ -228,32 +246,52 @@ class PrefillWorker {
   // The rows of a panel against the keys first_key .. first_key + num_keys - 1 of the tile.
   template <int kVectors>
   void attend_panel(const RowSums& sums, int64_t first_row, int64_t first_key, int64_t num_keys, const TileMask& mask,
-                    const Tile* to_prefetch) {
+                    const TilePart& to_prefetch) {
     constexpr int kRows = kVectors * Vec::kWidth;
     const int64_t head_size = params_.head_size;
     const float* q = q_ + first_row * head_size;
+    float* running_highest = sums.highest(first_row);
+    float* running_total = sums.total(first_row);
+    Vec highest[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) highest[v] = load(running_highest + v * Vec::kWidth);
     for (int64_t j = 0; j < num_keys; j += kBlock) {
-      if (to_prefetch != nullptr) {
-        for (int i = 0; i < kBlock; ++i) {
-          prefetch_row<2>(to_prefetch->keys[j + i], head_size);
-          prefetch_row<2>(to_prefetch->values[j + i], head_size);
-        }
-      }
-      products_.template score_block<kVectors>(q, first_key + j, scores_ + j * kRows);
+      to_prefetch.prefetch(j, kBlock, head_size);
+      products_.template score_block<kVectors>(q, first_key + j, scores_ + j * kRows, highest);
+    }
+    if (mask.causal || mask.window || scale_.softcap > 0) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) highest[v] = load(running_highest + v * Vec::kWidth);
+      cap_and_mask<kVectors>(scores_, num_keys, mask, scale_.softcap, highest);
     }
 
-    Vec decay[kVectors];
-    update_softmax<kVectors, Products>(scores_, num_keys, mask, scale_.softcap, sums.highest(first_row),
-                                       sums.total(first_row), decay);
-
+    Vec decay[kVectors];  // what the sums up to now must be multiplied by
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      decay[v] = exp2(load(running_highest + v * Vec::kWidth) - highest[v]);
+      store(running_highest + v * Vec::kWidth, highest[v]);
+    }
     float* out = sums.out(first_row);
-    int64_t d = 0;
-    for (; d + kBlock <= head_size; d += kBlock) {
-      products_.template output_block<kVectors, kBlock>(scores_, first_key, num_keys, d, decay, out + d * kRows);
+    const auto add_output = [&]<int kDims>(int64_t d, const auto& weights) {
+      return products_.template output_block<kVectors, kDims>(weights, first_key, num_keys, d, decay, out + d * kRows);
+    };
+    const ScoresToWeights<kVectors, Products> scores(scores_, num_keys, running_highest);
+    const bool has_block = head_size >= kFirstBlock;
+    const auto weighed = has_block ? add_output.template operator()<kFirstBlock>(0, scores)
+                                   : add_output.template operator()<1>(0, scores);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = running_total + v * Vec::kWidth;
+      store(at, fma(load(at), decay[v], weighed.sum(v)));
     }
-    for (; d < head_size; ++d) {
-      products_.template output_block<kVectors, 1>(scores_, first_key, num_keys, d, decay, out + d * kRows);
+    const StoredWeights<kVectors> weights(scores_);
+    int64_t d = has_block ? kFirstBlock : 1;
+    for (; d + kBlock <= head_size; d += kBlock) add_output.template operator()<kBlock>(d, weights);
+    if (d + kFirstBlock <= head_size) {
+      add_output.template operator()<kFirstBlock>(d, weights);
+      d += kFirstBlock;
     }
+    for (; d < head_size; ++d) add_output.template operator()<1>(d, weights);
   }
 
   // sums += other, both brought to the higher of their highest scores. One that saw no key weighs nothing.
@@ -282,6 +320,8 @@ class PrefillWorker {
       for_each_vector_of_rows(item, [&](int64_t first_row, int64_t panel_row, int64_t panel_rows) {
         const Vec share = value_scale / load(sums.total(first_row));
         const int64_t rows = std::min<int64_t>(Vec::kWidth, num_rows(item) - first_row);
+        T* to[Vec::kWidth];
+        for (int64_t i = 0; i < rows; ++i) to[i] = head_row<T>(params_.out, item, first_row + i);
         const float* from = sums.out(panel_row) + (first_row - panel_row);
         for (int64_t d = 0; d < params_.head_size; d += Vec::kWidth) {
           const int dims = static_cast<int>(std::min<int64_t>(Vec::kWidth, params_.head_size - d));
@@ -290,9 +330,7 @@ class PrefillWorker {
             square[i] = i >= dims ? zero() : load(from + (d + i) * panel_rows) * share;
           }
           transpose(square);
-          for (int64_t i = 0; i < rows; ++i) {
-            store_dims(head_row<T>(params_.out, item, first_row + i) + d, square[i], dims);
-          }
+          for (int64_t i = 0; i < rows; ++i) store_dims(to[i] + d, square[i], dims);
         }
       });
     });
