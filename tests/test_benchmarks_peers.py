@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import sys
 import threading
 import time
 import xml.etree.ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,7 +75,7 @@ def one_at_a_time(delay: float = 0.0) -> Iterator[tuple[str, list[int]]]:
     """The bare server on an engine that counts; its URL, and how many requests were in the engine at each token."""
     inside, seen = [0], []
 
-    def generate(prompt: list[int]) -> Iterator[int]:
+    def generate(prompt: list[int]) -> Generator[int, None, None]:
         inside[0] += 1
         try:
             for token in itertools.count(len(prompt)):
@@ -84,11 +85,18 @@ def one_at_a_time(delay: float = 0.0) -> Iterator[tuple[str, list[int]]]:
         finally:
             inside[0] -= 1
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), make_handler(generate, "counting"))
+    with served(make_handler(generate, "counting")) as url:
+        yield url, seen
+
+
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server that answers with `handler`."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join(PATIENCE)
@@ -128,6 +136,64 @@ def test_a_server_that_counts_other_tokens_is_found_out(monkeypatch: pytest.Monk
         monkeypatch.setattr(httpx.AsyncClient, "stream", shortened)
         with pytest.raises(RuntimeError, match="2 tokens were sent and 3 asked for; the server counts 1 and 3"):
             complete(url, [([1, 2], 3)])
+
+
+@contextmanager
+def answering(answer: Callable[[list[int]], str]) -> Iterator[str]:
+    """A server that answers a prompt with the body that answer(prompt) is, and then closes the connection."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "model"}]}')
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer(request["prompt"]).encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with served(Handler) as url:
+        yield url
+
+
+def event(tokens: int, *, choices: str = "[{}]") -> str:
+    return f'data: {{"choices": {choices}, "usage": {{"prompt_tokens": 2, "completion_tokens": {tokens}}}}}\n\n'
+
+
+WHOLE = event(1) + event(2) + event(3) + event(3, choices="[]") + "data: [DONE]\n\n"
+
+
+def test_the_end_of_a_server_in_the_middle_of_a_stream_is_an_error_of_that_server_wherever_it_comes() -> None:
+    async def run(url: str) -> list[Stream | BaseException]:
+        results: list[Stream | BaseException] = []
+        async with Client(url) as client:
+            for length in range(len(WHOLE)):
+                results += await asyncio.gather(client.complete([length, 0], 3), return_exceptions=True)
+        return results
+
+    with answering(lambda prompt: WHOLE[: prompt[0]]) as url:
+        results = asyncio.run(run(url))
+    for length, result in enumerate(results):
+        has_all_tokens = WHOLE[:length].count("}}") >= 3
+        if has_all_tokens and isinstance(result, Stream):
+            assert [tokens for _, tokens in result.events] == [1, 2, 3]
+        else:  # the next event, which brings no tokens, may be cut off
+            assert isinstance(result, RuntimeError)
+            assert "the server" in str(result)
+    assert isinstance(results[-1], Stream)
+
+
+def test_a_server_that_counts_at_the_end_alone_is_found_out() -> None:
+    with (
+        answering(lambda prompt: event(3, choices="[]")) as url,
+        pytest.raises(RuntimeError, match=r"of 3 tokens the server counted 0 while it streamed"),
+    ):
+        complete(url, [([1, 2], 3)])
 
 
 def test_an_error_of_the_server_is_told() -> None:
@@ -524,6 +590,11 @@ def test_the_command_measures_our_engine_and_names_the_absent(
 def test_a_workload_that_there_is_not_is_refused(run_command: Callable[..., Result]) -> None:
     with pytest.raises(ValueError, match="--workloads names prefil; there are prefill, decode, batch, chats, prefix"):
         run_command("--workloads", "prefil")
+
+
+def test_an_engine_that_there_is_not_is_refused(run_command: Callable[..., Result]) -> None:
+    with pytest.raises(ValueError, match=r"--only names vlm; there are cudaprefill, .*, transformers"):
+        run_command("--only", "cudaprefill,vlm")
 
 
 def test_an_engine_that_fails_is_left_out_and_the_others_are_measured(

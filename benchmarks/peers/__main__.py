@@ -17,6 +17,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,6 +33,15 @@ from cudaprefill import __version__
 from cudaprefill.models import default_model_path, read_model_config
 
 ROOT = Path(__file__).resolve().parents[2]
+ENGINES = (
+    "cudaprefill",
+    "cudaprefill-int8",
+    "cudaprefill-float32-math",
+    "cudaprefill-float32",
+    "vllm",
+    "llama.cpp",
+    "transformers",
+)
 
 
 def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[str, str]]:
@@ -66,7 +76,7 @@ def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[
     else:
         absent["transformers"] = "--transformers is not given"
     if flags.only:
-        wanted = flags.only.split(",")
+        wanted = names_of("--only", flags.only, ENGINES)
         absent |= {engine.title: "--only names others" for engine in chosen if engine.name not in wanted}
         chosen = [engine for engine in chosen if engine.name in wanted]
         if not chosen:
@@ -74,10 +84,11 @@ def engines(flags: argparse.Namespace, model: Path) -> tuple[list[Engine], dict[
     return chosen, absent
 
 
-def workload_names(chosen: str | None) -> set[str]:
-    names = set(chosen.split(",")) if chosen else set(NAMES)
-    if unknown := names - set(NAMES):
-        raise ValueError(f"--workloads names {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+def names_of(option: str, chosen: str | None, known: Sequence[str]) -> set[str]:
+    """What an option lists, or all. Raises ValueError for names that are not known."""
+    names = set(chosen.split(",")) if chosen else set(known)
+    if unknown := names - set(known):
+        raise ValueError(f"{option} names {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     return names
 
 
@@ -89,12 +100,7 @@ def main() -> int:
     add("--llama-python", default=environment("CUDAPREFILL_LLAMA_PYTHON"), metavar="PATH", help="with llama-cpp-python")
     add("--transformers", action="store_true", help="measure transformers too, which takes its time")
     add("--rounds", type=int, default=5, metavar="N", help="(default: %(default)s)")
-    add(
-        "--only",
-        metavar="ENGINE,...",
-        help="of cudaprefill, cudaprefill-int8, cudaprefill-float32-math, cudaprefill-float32, vllm, llama.cpp, "
-        "transformers",
-    )
+    add("--only", metavar="ENGINE,...", help=f"of {', '.join(ENGINES)}")
     add("--workloads", metavar="NAME,...", help=f"of {', '.join(NAMES)}")
     add("--folder", type=Path, default=ROOT / "build" / "peers", help="for logs and the converted model")
     add("--results", type=Path, default=ROOT / "benchmarks" / "results", help="(default: benchmarks/results)")
@@ -116,7 +122,7 @@ def main() -> int:
     date = datetime.now(timezone.utc).date().isoformat()
     description = {"file": model.name, "sha256": file_hash(model) if model.is_file() else ""}
     found = Result(date, machine(), description, asdict(sizes), limits_of(model, sizes.prefill), absent, [])
-    measure(chosen, sizes, found, flags.rounds, workload_names(flags.workloads), flags.folder)
+    measure(chosen, sizes, found, flags.rounds, names_of("--workloads", flags.workloads, NAMES), flags.folder)
     write(found, flags.results)
     return 0
 

@@ -69,7 +69,8 @@ class Client:
         """Continues token ids greedily for `max_tokens` tokens, whatever these are.
 
         `stream` is filled as events come, for those who look at it before the end or cancel this.
-        Raises RuntimeError if the server counts other tokens than were sent and asked for.
+        Raises RuntimeError if the server counts other tokens than were sent and asked for, or does not count while it
+        streams, or sends what is no event.
         """
         body = {
             "model": self._model,
@@ -89,7 +90,7 @@ class Client:
             async for line in response.aiter_lines():
                 if not line.startswith("data: {"):
                     continue
-                now, event = time.perf_counter(), json.loads(line[len("data: ") :])
+                now, event = time.perf_counter(), _event(line[len("data: ") :])
                 if "error" in event:
                     raise RuntimeError(f"the server ends a stream with {event['error']}")
                 usage = event.get("usage") or usage
@@ -101,4 +102,15 @@ class Client:
                 f"{len(prompt)} tokens were sent and {max_tokens} asked for; the server counts {counted[0]} and "
                 f"{counted[1]}"
             )
+        if stream.num_tokens != max_tokens:
+            raise RuntimeError(f"of {max_tokens} tokens the server counted {stream.num_tokens} while it streamed")
         return stream
+
+
+def _event(text: str) -> dict[str, Any]:
+    """Raises RuntimeError for what an engine leaves that dies in the middle of a line."""
+    try:
+        event: dict[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise RuntimeError(f"the server sends what is no event, {text[:100]!r}: {error}") from None
+    return event

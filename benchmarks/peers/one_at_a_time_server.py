@@ -11,15 +11,16 @@ for the client counts tokens.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 CONTEXT = 8192
 
-Generate = Callable[[list[int]], Iterator[int]]  # greedy tokens without end
+Generate = Callable[[list[int]], Generator[int, None, None]]  # greedy tokens without end
 
 
 def llama_cpp(path: str, threads: int) -> Generate:
@@ -38,7 +39,7 @@ def transformers(path: str, threads: int) -> Generate:
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
-    def generate(prompt: list[int]) -> Iterator[int]:
+    def generate(prompt: list[int]) -> Generator[int, None, None]:
         cache, tokens = DynamicCache(config=model.config), prompt
         while True:
             with torch.inference_mode():
@@ -62,9 +63,9 @@ def make_handler(generate: Generate, name: str) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with engine_is_free:
+            # Closed before the next request may begin: until then it has its memory.
+            with engine_is_free, contextlib.closing(generate(request["prompt"])) as tokens:
                 self._begin("text/event-stream")
-                tokens = generate(request["prompt"])
                 for count in range(1, request["max_tokens"] + 1):
                     next(tokens)
                     self._send({"choices": [{"index": 0, "text": ""}]}, len(request["prompt"]), count)
