@@ -62,8 +62,10 @@ Activation expect_activation(const char* op, const std::string& name) {
   fail(op, ": activation must be silu or gelu_tanh, got ", name);
 }
 
+// In 32 bits, so that no product of sizes leaves 64.
 int64_t expect_count(const char* op, const char* name, int64_t value) {
   if (value < 0) fail(op, ": ", name, " must be at least 0, got ", value);
+  if (value > INT32_MAX) fail(op, ": ", name, " must be at most ", INT32_MAX, ", got ", value);
   return value;
 }
 

@@ -136,13 +136,18 @@ def test_a_row_that_is_no_whole_number_of_blocks_is_refused_with_both_numbers() 
     [
         ("linear_blocks", "num_outputs"),
         ("gated_linear_blocks", "inner_size"),
+        ("expert_mlp_blocks", "inner_size"),
         ("dequantise_rows", "num_rows"),
         ("dequantise_rows", "num_columns"),
     ],
 )
-def test_a_size_that_is_none_is_refused(op: str, name: str) -> None:
-    with pytest.raises(ValueError, match=f"{op}: {name} must be at least 0, got -1"):
-        getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), name: -1})
+@pytest.mark.parametrize(
+    ("size", "bound"),
+    [(-1, "at least 0"), (2**31, f"at most {2**31 - 1}"), (2**62, f"at most {2**31 - 1}"), (2**63 - 1, "at most")],
+)
+def test_a_size_that_is_none_is_refused(op: str, name: str, size: int, bound: str) -> None:
+    with pytest.raises(ValueError, match=f"{op}: {name} must be {bound}.*, got {size}"):
+        getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), name: size})
 
 
 @pytest.mark.parametrize("row", [-1, 4])
