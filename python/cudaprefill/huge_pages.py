@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cudaprefill.config import format_bytes
+
 HUGE_PAGE = 2**21
 _CACHE_LINE = 64
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it yet
@@ -26,8 +28,12 @@ class HugePages:
     Where the system grants no large pages it is ordinary memory.
     """
 
-    def __init__(self, num_bytes: int) -> None:
-        self._mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    def __init__(self, num_bytes: int, use: str) -> None:
+        """Raises OSError with the number of bytes and their use if the system refuses them."""
+        try:
+            self._mapping = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise OSError(f"the system refuses {format_bytes(num_bytes)} for {use}: {error.strerror}") from None
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._mapping.madvise(mmap.MADV_HUGEPAGE)
         self._size = num_bytes

@@ -1,6 +1,7 @@
 """What the KV cache leaves free on a GPU is enough for all that runs beside it, and no block more would fit.
 
-A ledger stands in for the device: it knows who holds how many bytes, as a caching allocator and the driver do.
+A ledger stands in for the device: it knows who holds how many bytes, as a caching allocator and the driver do. On a CPU
+the cache is as large as it is wanted, if the process may have so much.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cudaprefill.engine.kv_cache_sizing import blocks_for_gpu
+from cudaprefill.engine import kv_cache_sizing
+from cudaprefill.engine.kv_cache_sizing import blocks_for_cpu, blocks_for_gpu
 
 CUDA = torch.device("cuda")
 MIB = 2**20
@@ -140,3 +142,14 @@ def test_when_nothing_is_left_all_the_numbers_are_named(monkeypatch: pytest.Monk
         "200.0 MiB of activations and 150.0 MiB of CUDA graphs, but one block takes 51.0 MiB"
     )
     assert gpu.blocks(47 * MIB, 0.9) == 1
+
+
+@pytest.mark.parametrize("wanted", [None, 2**31])
+def test_a_cache_larger_than_the_memory_is_refused_with_both_numbers(
+    wanted: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache_sizing, "memory_limit", lambda: 2**31)
+    assert blocks_for_cpu(2**10, wanted) == 2**21
+    monkeypatch.setattr(kv_cache_sizing, "memory_limit", lambda: 2**30)
+    with pytest.raises(ValueError, match=r"kv_cache_memory is 2.0 GiB, but this process may have 1.0 GiB"):
+        blocks_for_cpu(2**10, wanted)

@@ -7,14 +7,15 @@ import resource
 import pytest
 import torch
 
+from cudaprefill.engine import kv_cache
 from cudaprefill.engine.kv_cache import KVCache
-from cudaprefill.huge_pages import HugePages, populate
+from cudaprefill.huge_pages import HUGE_PAGE, HugePages, populate
 
 SHAPES = [((3, 5), torch.float32), ((7,), torch.bfloat16), ((0, 4), torch.float32), ((33,), torch.float16)]
 
 
 def test_tensors_are_apart_and_start_at_cache_lines() -> None:
-    pages = HugePages(sum(HugePages.size_of(shape, dtype) for shape, dtype in SHAPES))
+    pages = HugePages(sum(HugePages.size_of(shape, dtype) for shape, dtype in SHAPES), "a test")
     tensors = [pages.empty(shape, dtype) for shape, dtype in SHAPES]
     for number, tensor in enumerate(tensors):
         tensor.fill_(number + 1)
@@ -25,7 +26,7 @@ def test_tensors_are_apart_and_start_at_cache_lines() -> None:
 
 
 def test_the_mapping_outlives_its_owner() -> None:
-    pages = HugePages(1 << 20)
+    pages = HugePages(1 << 20, "a test")
     tensor = pages.empty((1 << 18,), torch.float32)
     del pages
     tensor.fill_(3.0)
@@ -33,10 +34,15 @@ def test_the_mapping_outlives_its_owner() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
-    pages = HugePages(128)
+    pages = HugePages(128, "a test")
     pages.empty((16,), torch.float32)
     with pytest.raises(MemoryError, match=r"128 bytes does not fit into the 64"):
         pages.empty((32,), torch.float32)
+
+
+def test_memory_that_the_system_refuses_is_named_with_its_use() -> None:
+    with pytest.raises(OSError, match=r"^the system refuses 1048576.0 TiB for the KV cache: Cannot allocate memory$"):
+        HugePages(2**60, "the KV cache")
 
 
 def page_faults() -> int:
@@ -54,6 +60,19 @@ def test_a_kv_cache_is_populated_in_the_order_of_its_blocks_a_large_page_at_a_ti
     cache.data[:, :, 1:127, :, :, 0] = 1.0
     assert page_faults() - before < 5
     assert len(list(pieces)) == 4
+
+
+@pytest.mark.parametrize(("rows", "pieces"), [(0, 0), (1, 4), (2, 8), (9, 8)])
+def test_population_leaves_memory_for_the_activations_of_a_step(
+    rows: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is a large page of each part, 8 MiB in all; there are two."""
+    cache = KVCache(num_layers=2, num_blocks=256, num_kv_heads=2, block_size=16, head_size=128, dtype=torch.float32)
+    taken: list[int] = []
+    monkeypatch.setattr(kv_cache, "populate", lambda part: not taken.append(part.nbytes))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(kv_cache, "memory_left", lambda: kv_cache.LEFT_FREE + rows * 2**23 - sum(taken))
+    assert len(list(cache.populate_in_pieces())) == pieces
+    assert taken == [HUGE_PAGE] * pieces
 
 
 def test_a_populated_kv_cache_is_written_without_a_page_fault_and_keeps_what_it_held() -> None:

@@ -53,7 +53,8 @@ def lora_weights(pairs: list[LoraPair], num_layers: int, device: torch.device) -
         dtype = torch.promote_types(pair.a.dtype, pair.b.dtype)
         stored += (pair.a.to(dtype), ops.lora_tiles(pair.b.to(dtype)))
     if device.type == "cpu":
-        pages = HugePages(sum(HugePages.size_of(tensor.shape, tensor.dtype) for tensor in stored))
+        num_bytes = sum(HugePages.size_of(tensor.shape, tensor.dtype) for tensor in stored)
+        pages = HugePages(num_bytes, "an adapter")
         tensors = [pages.empty(tensor.shape, tensor.dtype).copy_(tensor) for tensor in stored]
     else:
         tensors = [tensor.to(device) for tensor in stored]

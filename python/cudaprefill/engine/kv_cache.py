@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from cudaprefill.huge_pages import HUGE_PAGE, HugePages, populate
+from cudaprefill.memory import memory_left
+
+LEFT_FREE = 2**28  # bytes, for the activations of a step: the heap keeps as much of them (heap.py)
 
 
 class LayerCache(NamedTuple):
@@ -40,7 +43,7 @@ class KVCache:
     ) -> None:
         shape = (num_layers, 2, num_blocks, num_kv_heads, block_size, head_size)
         if torch.device(device).type == "cpu":
-            self.data = HugePages(HugePages.size_of(shape, dtype)).empty(shape, dtype)
+            self.data = HugePages(HugePages.size_of(shape, dtype), "the KV cache").empty(shape, dtype)
         else:
             self.data = torch.empty(shape, dtype=dtype, device=device)
         self.scales: Tensor | None = None
@@ -65,12 +68,15 @@ class KVCache:
         """`populate`, a large page from one item to the next, in the order in which a pool takes blocks.
 
         A page takes 0.1 ms, or 7 where the host has to find it: for an engine that looks for requests in between.
+        Ends before the memory does: the rest of the cache may never be needed.
         """
         if self.data.device.type != "cpu":
             return
         parts = self.data.flatten(0, 1)  # K or V of one layer each
         step = max(1, HUGE_PAGE // parts[0, 0].nbytes)
         for first in range(0, self.num_blocks, step):
+            if memory_left() < LEFT_FREE + len(parts) * step * parts[0, 0].nbytes:
+                return
             for part in parts:
                 if not populate(part[first : first + step]):
                     return

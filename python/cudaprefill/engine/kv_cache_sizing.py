@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
 from cudaprefill.config import format_bytes
+from cudaprefill.memory import memory_limit
 
 DEFAULT_CPU_KV_CACHE_MEMORY = 2 * 2**30
 
@@ -15,12 +15,12 @@ DEFAULT_CPU_KV_CACHE_MEMORY = 2 * 2**30
 def blocks_for_cpu(block_bytes: int, kv_cache_memory: int | None) -> int:
     """Blocks that `kv_cache_memory` bytes hold (None: 2 GiB).
 
-    Raises ValueError with both numbers when not one block fits or the machine has less memory than that.
+    Raises ValueError with both numbers when not one block fits or this process may not have so much memory.
     """
     wanted = kv_cache_memory or DEFAULT_CPU_KV_CACHE_MEMORY
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if wanted > present:
-        raise ValueError(f"kv_cache_memory is {format_bytes(wanted)}, but this machine has {format_bytes(present)}")
+    limit = memory_limit()
+    if wanted > limit:
+        raise ValueError(f"kv_cache_memory is {format_bytes(wanted)}, but this process may have {format_bytes(limit)}")
     if wanted < block_bytes:
         raise ValueError(f"kv_cache_memory is {format_bytes(wanted)}, but one block takes {format_bytes(block_bytes)}")
     return wanted // block_bytes

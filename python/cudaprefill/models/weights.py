@@ -234,7 +234,7 @@ def load_weights(
     pages: HugePages | None = None
     if device.type == "cpu":
         vector_bytes = sum(HugePages.size_of(shape, activation_dtype) for shape in vectors)
-        pages = HugePages(sum(map(size_of, matrices)) + vector_bytes)
+        pages = HugePages(sum(map(size_of, matrices)) + vector_bytes, "the weights")
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return pages.empty(shape, dtype) if pages is not None else torch.empty(shape, dtype=dtype, device=device)
@@ -275,7 +275,8 @@ def load_weights(
             num_rows = [names[part][0] for part in of_run]
             as_stored = (sum(num_rows), source.num_bytes(of_run[0]) // num_rows[0])
             # Pages of their own go back to the system, where the heap would keep them.
-            blocks = HugePages(HugePages.size_of(as_stored, torch.uint8)).empty(as_stored, torch.uint8)
+            pages_of_file = HugePages(HugePages.size_of(as_stored, torch.uint8), "weights as they are stored")
+            blocks = pages_of_file.empty(as_stored, torch.uint8)
             for part, rows in zip(of_run, torch.split(blocks, num_rows), strict=True):
                 source.copy_blocks_into(part, rows)
                 read(part)
