@@ -422,7 +422,11 @@ def set_num_threads(count: int) -> None:
 
 def activate_and_mul(x: Tensor, activation: str) -> Tensor:
     """`silu_and_mul` or `gelu_tanh_and_mul`, as `activation` has it: "silu" or "gelu_tanh"."""
-    return silu_and_mul(x) if activation == "silu" else gelu_tanh_and_mul(x)
+    if activation == "silu":
+        return silu_and_mul(x)
+    if activation == "gelu_tanh":
+        return gelu_tanh_and_mul(x)
+    raise ValueError(f"activation must be silu or gelu_tanh, got {activation}")
 
 
 def _leave_many_rows_to_torch(ours: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Callable[..., Tensor]:

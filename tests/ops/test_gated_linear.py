@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cudaprefill import ops
+from cudaprefill.models.block_matrix import BlockMatrix, BlockRows
+from cudaprefill.models.linear import Linear
 from tests.ops import reference
 from tests.ops.block_matrices import FORMATS, groups_of, random_blocks, values_of
 from tests.ops.op_calls import right_arguments
@@ -148,6 +150,20 @@ def test_the_python_function_gives_what_the_op_gives(num_rows: int, weight_dtype
 def test_another_activation_is_refused_with_the_known_ones(op: str) -> None:
     with pytest.raises(ValueError, match=f"{op}: activation must be silu or gelu_tanh, got relu"):
         getattr(torch.ops.cudaprefill, op)(**{**right_arguments(op), "activation": "relu"})
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_the_python_functions_refuse_another_activation_whatever_op_they_take(num_rows: int) -> None:
+    x, gate_up = torch.randn(num_rows, 64), torch.randn(96, 64)
+    both = [BlockRows(groups_of(random_blocks(f, 48, 64), f), f, 48) for f in (3, 8)]
+    for call in (
+        lambda: ops.activate_and_mul(x, "relu"),
+        lambda: ops.gated_linear(x, gate_up, "relu"),
+        lambda: BlockMatrix(tuple(both), 64, 32).gated_linear(x, None, "relu"),
+        lambda: Linear().gated(x, gate_up, None, "relu"),
+    ):
+        with pytest.raises(ValueError, match="activation must be silu or gelu_tanh, got relu"):
+            call()
 
 
 def test_an_odd_number_of_rows_cannot_be_gate_and_up() -> None:
