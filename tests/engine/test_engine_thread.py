@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -227,4 +228,54 @@ def test_work_that_can_wait_is_done_to_its_end() -> None:
         done.wait()
         assert submit(thread, make_request("r", PROMPT)).wait().outputs[0].token_ids == expected(PROMPT)
     finally:
+        thread.close()
+
+
+def test_close_waits_for_one_piece_of_work_that_can_wait_and_lets_go_of_the_rest() -> None:
+    in_a_piece, go_on, let_go = threading.Event(), threading.Event(), threading.Event()
+    pieces_done: list[int] = []
+
+    def pieces() -> Iterator[None]:
+        in_a_piece.set()
+        go_on.wait()
+        try:
+            for number in range(1000):
+                pieces_done.append(number)
+                yield
+        finally:
+            let_go.set()
+
+    thread = EngineThread(make_engine(), idle_work=pieces())
+    in_a_piece.wait()
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    while not thread._closing:  # set under the lock under which the end is put in line
+        time.sleep(0.001)
+    with thread._lock:
+        go_on.set()
+    closing.join()
+    assert pieces_done == [0]
+    assert let_go.is_set()
+    assert thread.error is None
+
+
+def test_a_fault_in_work_that_can_wait_ends_the_engine_with_the_reason() -> None:
+    go_on = threading.Event()
+
+    def pieces() -> Iterator[None]:
+        yield
+        go_on.wait()
+        raise OSError("no page is left")
+
+    thread = EngineThread(make_engine(), idle_work=pieces())
+    try:
+        stream = submit(thread, make_request("r", PROMPT, ENDLESS))
+        next(stream)
+        stream.abort()
+        go_on.set()
+        thread._thread.join()
+        with pytest.raises(EngineDeadError, match="no page is left"):
+            submit(thread, make_request("late", PROMPT))
+    finally:
+        go_on.set()
         thread.close()
