@@ -1,7 +1,5 @@
 #include "csrc/cpu/dispatch.h"
 
-#include "csrc/cpu/gated_linear.h"
-
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
@@ -25,10 +23,12 @@ extern const KernelTable kKernels;
 }
 namespace avx2_vnni {
 void linear_integers(const LinearParams& params);
-}
+void gated_linear_integers(const GatedLinearParams& params);
+}  // namespace avx2_vnni
 namespace avx512_vnni {
 void linear_integers(const LinearParams& params);
-}
+void gated_linear_integers(const GatedLinearParams& params);
+}  // namespace avx512_vnni
 namespace avx512_bf16 {
 void prefill_attention(const PrefillAttentionParams& params);
 }
@@ -53,9 +53,11 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// The kernels of a level with the one that its VNNI instructions make faster.
-KernelTable with_linear_integers(KernelTable kernels, void (*linear_integers)(const LinearParams&)) {
+// The kernels of a level with those that its VNNI instructions make faster.
+KernelTable with_integers(KernelTable kernels, void (*linear_integers)(const LinearParams&),
+                          void (*gated_linear_integers)(const GatedLinearParams&)) {
   kernels.linear_integers = linear_integers;
+  kernels.gated_linear_integers = gated_linear_integers;
   return kernels;
 }
 
@@ -73,11 +75,13 @@ std::vector<IsaLevel> levels_of_this_machine() {
   __builtin_cpu_init();
   if (has_avx2()) levels.push_back({"avx2", avx2::kKernels});
   if (has_avx2() && has_avx_vnni()) {
-    levels.push_back({"avx2_vnni", with_linear_integers(avx2::kKernels, avx2_vnni::linear_integers)});
+    levels.push_back(
+        {"avx2_vnni", with_integers(avx2::kKernels, avx2_vnni::linear_integers, avx2_vnni::gated_linear_integers)});
   }
   if (has_avx512()) levels.push_back({"avx512", avx512::kKernels});
   if (has_avx512() && __builtin_cpu_supports("avx512vnni")) {
-    levels.push_back({"avx512_vnni", with_linear_integers(avx512::kKernels, avx512_vnni::linear_integers)});
+    levels.push_back({"avx512_vnni", with_integers(avx512::kKernels, avx512_vnni::linear_integers,
+                                                   avx512_vnni::gated_linear_integers)});
   }
   if (has_avx512() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
     levels.push_back({"avx512_bf16", with_prefill_attention(levels.back().kernels, avx512_bf16::prefill_attention)});
@@ -120,7 +124,7 @@ void linear(const LinearParams& params) {
   params.activation_bits < 32 ? kernels().linear_integers(params) : kernels().linear(params);
 }
 void gated_linear(const GatedLinearParams& params) {
-  params.gate_up.activation_bits < 32 ? gated_linear_in_two_steps(params) : kernels().gated_linear(params);
+  params.gate_up.activation_bits < 32 ? kernels().gated_linear_integers(params) : kernels().gated_linear(params);
 }
 void dequantise_rows(const DequantiseRowsParams& params) { kernels().dequantise_rows(params); }
 

@@ -17,6 +17,7 @@ void add_lora(const AddLoraParams& params);
 void linear(const LinearParams& params);             // of floats
 void linear_integers(const LinearParams& params);    // of groups of blocks and rounded activations
 void gated_linear(const GatedLinearParams& params);  // of floats
+void gated_linear_integers(const GatedLinearParams& params);
 void dequantise_rows(const DequantiseRowsParams& params);
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA

@@ -16,6 +16,7 @@ const KernelTable kKernels = {
     .linear = linear,
     .linear_integers = linear_integers,
     .gated_linear = gated_linear,
+    .gated_linear_integers = gated_linear_integers,
     .dequantise_rows = dequantise_rows,
 };
 

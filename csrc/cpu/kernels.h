@@ -35,6 +35,7 @@ struct KernelTable {
   void (*linear)(const LinearParams&);
   void (*linear_integers)(const LinearParams&);
   void (*gated_linear)(const GatedLinearParams&);
+  void (*gated_linear_integers)(const GatedLinearParams&);
   void (*dequantise_rows)(const DequantiseRowsParams&);
 };
 

@@ -8,7 +8,9 @@
 // rows, of threads or of the outputs side by side, so a row's result depends on nothing but the row.
 #include <algorithm>
 
+#include "csrc/cpu/activate_and_mul.h"
 #include "csrc/cpu/block_groups.h"
+#include "csrc/cpu/gated_linear.h"
 #include "csrc/cpu/kernel_declarations.h"
 #include "csrc/cpu/quantised_rows.h"
 
@@ -27,6 +29,9 @@ constexpr int64_t kItemBytes = 32 * 1024;
 
 // Threads that find too few outputs also share the rows.
 constexpr int64_t kMinItemRows = 64;
+
+// Rows whose gate and up a thread has before it applies the activation to them: 24 KiB with AVX-512.
+constexpr int64_t kGatedRows = 64;
 
 // Up to this many rows, whose products take about as long as memory takes to give the weights, a tile asks for the
 // weights of the next one. That is a fifth to a quarter of the time at 4 to 16 rows, and about an eighth at one.
@@ -66,17 +71,23 @@ struct Operands<Format, int16_t> {
 // tile of rows: kept for all rows, either was slower.
 template <class Format>
 struct TileWeights {
-  TileWeights(const LinearParams& params, int64_t tile)
-      : first_output(tile * kTileOutputs), num_outputs(params.num_outputs) {
+  // The outputs `first` .. end - 1, but kTileOutputs at most; `first` is a multiple of Vec::kWidth. Row `first_row` of
+  // what they become begins at `out`.
+  TileWeights(const LinearParams& params, int64_t first, int64_t end, float* out, int64_t out_stride, int64_t first_row)
+      : first_output(first), end_output(end), out_(out), out_stride_(out_stride), first_row_(first_row) {
     static_assert(kTileOutputs % kGroupRows == 0);
     const auto* groups = static_cast<const uint8_t*>(params.weight);
-    next = groups + (tile + 1) * (kTileOutputs / kGroupRows) * params.weight_stride;
+    next = groups + (first + kTileOutputs) / kGroupRows * params.weight_stride;
     const int64_t num_columns = (params.num_outputs + Vec::kWidth - 1) / Vec::kWidth;
 #pragma GCC unroll 4
     for (int c = 0; c < kTileColumns; ++c) {
-      columns[c] = column_at<Format>(groups, params.weight_stride, std::min(tile * kTileColumns + c, num_columns - 1),
+      columns[c] = column_at<Format>(groups, params.weight_stride, std::min(first / Vec::kWidth + c, num_columns - 1),
                                      params.num_inputs / kPartElements);
     }
+  }
+
+  CUDAPREFILL_INLINE float* out(int64_t row, int64_t output) const {
+    return out_ + (row - first_row_) * out_stride_ + output - first_output;
   }
 
   // Calls body(c, output, count) with the outputs of each column that has any.
@@ -85,7 +96,7 @@ struct TileWeights {
 #pragma GCC unroll 4
     for (int c = 0; c < kTileColumns; ++c) {
       const int64_t output = first_output + c * Vec::kWidth;
-      if (output < num_outputs) body(c, output, static_cast<int>(std::min<int64_t>(Vec::kWidth, num_outputs - output)));
+      if (output < end_output) body(c, output, static_cast<int>(std::min<int64_t>(Vec::kWidth, end_output - output)));
     }
   }
 
@@ -96,9 +107,13 @@ struct TileWeights {
     for (int64_t i = 0; i < kBytes; i += 64) prefetch_to_second_cache(next + part * kBytes + i);
   }
 
-  int64_t first_output, num_outputs;
+  int64_t first_output, end_output;
   const uint8_t* next;           // where the next tile's weights are, or would be
   Column columns[kTileColumns];  // the last one of the matrix stands in for those past the end
+
+ private:
+  float* out_;
+  int64_t out_stride_, first_row_;
 };
 
 // `prefetches` the weights of the next tile on the way.
@@ -184,7 +199,7 @@ void run_tile(const LinearParams& params, const QuantisedRows<Format, Quant>& x,
   weights.for_each_column([&](int c, int64_t output, int count) {
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      float* out = params.out + (row + m) * params.out_stride + output;
+      float* out = weights.out(row + m, output);
       count == Vec::kWidth ? store(out, sums[m][c]) : store_first(out, sums[m][c], count);
     }
   });
@@ -214,38 +229,90 @@ void run_tiles(const LinearParams& params, const QuantisedRows<Format, Quant>& x
   }
 }
 
-template <class Format, class Quant>
-void run(const LinearParams& params) {
+// Calls run_tile(x, tile, first_row, last_row) for each of `num_tiles` tiles of outputs, whose weights take
+// `tile_bytes`, with all rows of the rounded x or with some.
+template <class Format, class Quant, class RunTile>
+void for_each_tile(const LinearParams& params, int64_t num_tiles, int64_t tile_bytes, const RunTile& run_tile) {
   const QuantisedRows<Format, Quant> x(params.num_rows, params.num_inputs);
   parallel_for(params.num_rows, grain_of(params.num_inputs), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) x.fill(row, params.x + row * params.x_stride);
   });
 
-  // An item is some tiles of outputs with all rows, or with some.
-  const int64_t tile_bytes = group_bytes(params.block_format, params.num_inputs) * kTileOutputs / kGroupRows;
+  // An item is some tiles with all rows, or with some.
   const int64_t item_tiles =
       std::max<int64_t>(1, kItemBytes / std::max<int64_t>(1, tile_bytes * std::max<int64_t>(1, params.num_rows)));
-  const int64_t tiles = (params.num_outputs + kTileOutputs - 1) / kTileOutputs;
-  const int64_t output_items = (tiles + item_tiles - 1) / item_tiles;
+  const int64_t output_items = (num_tiles + item_tiles - 1) / item_tiles;
   const int64_t wanted_row_items = 4 * num_threads() / std::max<int64_t>(1, output_items);
   const int64_t item_rows = std::max(kMinItemRows, params.num_rows / std::max<int64_t>(1, wanted_row_items));
   const int64_t row_items = (params.num_rows + item_rows - 1) / item_rows;
   parallel_items(output_items * row_items, [&](int64_t item) {
     const int64_t first_tile = item % output_items * item_tiles, row = item / output_items * item_rows;
-    for (int64_t tile = first_tile; tile < std::min(tiles, first_tile + item_tiles); ++tile) {
-      run_tiles<Format, Quant>(params, x, TileWeights<Format>(params, tile), row,
-                               std::min(params.num_rows, row + item_rows));
+    for (int64_t tile = first_tile; tile < std::min(num_tiles, first_tile + item_tiles); ++tile) {
+      run_tile(x, tile, row, std::min(params.num_rows, row + item_rows));
     }
   });
+}
+
+int64_t tiles_of(int64_t num_outputs) { return (num_outputs + kTileOutputs - 1) / kTileOutputs; }
+
+int64_t tile_bytes(const LinearParams& params) {
+  return group_bytes(params.block_format, params.num_inputs) * kTileOutputs / kGroupRows;
+}
+
+template <class Format, class Quant>
+void run(const LinearParams& params) {
+  for_each_tile<Format, Quant>(
+      params, tiles_of(params.num_outputs), tile_bytes(params),
+      [&](const QuantisedRows<Format, Quant>& x, int64_t tile, int64_t first_row, int64_t last_row) {
+        const int64_t output = tile * kTileOutputs;
+        float* out = params.out + first_row * params.out_stride + output;
+        const TileWeights<Format> weights(params, output, params.num_outputs, out, params.out_stride, first_row);
+        run_tiles(params, x, weights, first_row, last_row);
+      });
+}
+
+// Tiles of gate and of up go together, so that the activation is applied to what is in a near cache.
+template <class Format, class Quant>
+void run_gated(const GatedLinearParams& params) {
+  const LinearParams& gate_up = params.gate_up;
+  const int64_t size = gate_up.num_outputs / 2;
+  for_each_tile<Format, Quant>(
+      gate_up, tiles_of(size), 2 * tile_bytes(gate_up),
+      [&](const QuantisedRows<Format, Quant>& x, int64_t tile, int64_t first_row, int64_t last_row) {
+        alignas(64) float gate[kGatedRows][kTileOutputs], up[kGatedRows][kTileOutputs];
+        const int64_t column = tile * kTileOutputs, count = std::min<int64_t>(kTileOutputs, size - column);
+        for (int64_t row = first_row; row < last_row; row += kGatedRows) {
+          const int64_t end = std::min(last_row, row + kGatedRows);
+          const TileWeights<Format> of_gate(gate_up, column, size, gate[0], kTileOutputs, row);
+          const TileWeights<Format> of_up(gate_up, size + column, gate_up.num_outputs, up[0], kTileOutputs, row);
+          run_tiles(gate_up, x, of_gate, row, end);
+          run_tiles(gate_up, x, of_up, row, end);
+          with_activation(params.activation, [&](const auto& function) {
+            for (int64_t i = row; i < end; ++i) {
+              float* out = params.out + i * params.out_stride + column;
+              activate_and_mul_row(gate[i - row], up[i - row], out, count, function);
+            }
+          });
+        }
+      });
+}
+
+// Calls run(Format{}, Quant{}).
+template <class Run>
+void with_numbers(const LinearParams& params, const Run& run) {
+  with_block_format(params.block_format,
+                    [&](auto format) { params.activation_bits == 8 ? run(format, int8_t{}) : run(format, int16_t{}); });
 }
 
 }  // namespace
 
 void linear_integers(const LinearParams& params) {
-  with_block_format(params.block_format, [&](auto format) {
-    using Format = decltype(format);
-    params.activation_bits == 8 ? run<Format, int8_t>(params) : run<Format, int16_t>(params);
-  });
+  with_numbers(params, [&](auto format, auto quant) { run<decltype(format), decltype(quant)>(params); });
+}
+
+void gated_linear_integers(const GatedLinearParams& params) {
+  if (params.gate_up.num_outputs / 2 % Vec::kWidth != 0) return gated_linear_in_two_steps(params);
+  with_numbers(params.gate_up, [&](auto format, auto quant) { run_gated<decltype(format), decltype(quant)>(params); });
 }
 
 }  // namespace cudaprefill::cpu::CUDAPREFILL_ISA
