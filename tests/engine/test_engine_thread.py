@@ -259,23 +259,22 @@ def test_close_waits_for_one_piece_of_work_that_can_wait_and_lets_go_of_the_rest
     assert thread.error is None
 
 
-def test_a_fault_in_work_that_can_wait_ends_the_engine_with_the_reason() -> None:
-    go_on = threading.Event()
+def test_a_fault_in_work_that_can_wait_ends_the_engine_and_who_waits_behind_it_with_the_reason() -> None:
+    in_a_piece, go_on = threading.Event(), threading.Event()
 
     def pieces() -> Iterator[None]:
         yield
+        in_a_piece.set()
         go_on.wait()
         raise OSError("no page is left")
 
     thread = EngineThread(make_engine(), idle_work=pieces())
     try:
+        in_a_piece.wait()
         stream = submit(thread, make_request("r", PROMPT, ENDLESS))
-        next(stream)
-        stream.abort()
         go_on.set()
-        thread._thread.join()
         with pytest.raises(EngineDeadError, match="no page is left"):
-            submit(thread, make_request("late", PROMPT))
+            stream.wait()
     finally:
-        go_on.set()
         thread.close()
+    assert isinstance(thread.error, OSError)
