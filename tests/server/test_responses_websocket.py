@@ -216,6 +216,7 @@ BAD_FRAMES: list[tuple[str | bytes, str]] = [
     ('{"type": "response.create", "input": 123}', "input must be"),
     ('{"type": "response.create", "input": "\\ud800"}', "lone surrogate"),
     ('{"type": "response.create", "input": "a", "temperature": NaN}', "NaN"),
+    ('{"type": "response.create", "input": "a", "ig\\ud800nore": NaN}', "ig\\ud800nore: a message must be"),
     ("[" * 100_000, "nested too deeply"),
     (b'{"type": "response.create", "input": "a"}', "text frame"),
 ]

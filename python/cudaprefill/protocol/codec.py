@@ -15,11 +15,18 @@ Message = TypeVar("Message")
 
 
 class ProtocolError(ValueError):
-    """A message that cannot be understood; `param` names the field, where it is one field's fault."""
+    """A message that cannot be understood; `param` names the field, where it is one field's fault.
+
+    Both are valid Unicode whatever the message had: lone surrogates are escaped.
+    """
 
     def __init__(self, reason: str, param: str | None = None) -> None:
-        super().__init__(reason)
-        self.param = param
+        super().__init__(_valid_unicode(reason))
+        self.param = None if param is None else _valid_unicode(param)
+
+
+def _valid_unicode(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def encode(message: object) -> str:
