@@ -78,16 +78,7 @@ class BFloat16Products {
         for (int v = 0; v < kVectors; ++v) sums[j][v] = add_products(sums[j][v], queries[v], pair);
       }
     }
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      Vec most = highest[v];
-#pragma GCC unroll 8
-      for (int j = 0; j < kBlock; ++j) {
-        store(scores + j * kRows + v * Vec::kWidth, sums[j][v]);
-        most = max(most, sums[j][v]);
-      }
-      highest[v] = most;
-    }
+    store_scores(sums, scores, highest);
   }
 
   // out[i][row] = out[i][row] * decay[row] + sum over j of values[key + j][d + i] * weights[j][row], for kDims
@@ -95,13 +86,8 @@ class BFloat16Products {
   template <int kVectors, int kDims, class Weights>
   __attribute__((noinline)) Weights output_block(Weights weights, int64_t key, int64_t num_keys, int64_t d,
                                                  const Vec* decay, float* out) const {
-    constexpr int kRows = kVectors * Vec::kWidth;
     Vec sums[kDims][kVectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < kDims; ++i) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[i][v] = load(out + i * kRows + v * Vec::kWidth) * decay[v];
-    }
+    load_decayed(out, decay, sums);
     const int64_t head_size = head_size_;
     const uint32_t* values = values_ + key / 2 * head_size + d;
     for (int64_t j = 0; j < num_keys; j += 2, values += head_size) {
@@ -113,11 +99,7 @@ class BFloat16Products {
         for (int v = 0; v < kVectors; ++v) sums[i][v] = add_products(sums[i][v], weight[v], values[i]);
       }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < kDims; ++i) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) store(out + i * kRows + v * Vec::kWidth, sums[i][v]);
-    }
+    store_block(sums, out);
     return weights;
   }
 

@@ -81,15 +81,10 @@ class FloatProducts {
           for (int v = 0; v < kVectors; ++v) sums[j][v] = load(scores + j * kRows + v * Vec::kWidth) + sums[j][v];
         }
       }
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        Vec most = highest[v];
-#pragma GCC unroll 8
-        for (int j = 0; j < kBlock; ++j) {
-          store(scores + j * kRows + v * Vec::kWidth, sums[j][v]);
-          most = max(most, sums[j][v]);
-        }
-        if (end == head_size) highest[v] = most;
+      if (end == head_size) {
+        store_scores(sums, scores, highest);
+      } else {
+        store_block(sums, scores);
       }
     }
   }
@@ -99,13 +94,8 @@ class FloatProducts {
   template <int kVectors, int kDims, class Weights>
   __attribute__((noinline)) Weights output_block(Weights weights, int64_t key, int64_t num_keys, int64_t d,
                                                  const Vec* decay, float* out) const {
-    constexpr int kRows = kVectors * Vec::kWidth;
     Vec sums[kDims][kVectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < kDims; ++i) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[i][v] = load(out + i * kRows + v * Vec::kWidth) * decay[v];
-    }
+    load_decayed(out, decay, sums);
     const float* const* rows = values_ + key;
     for (int64_t j = 0; j < num_keys; ++j) {
       Vec weight[kVectors];
@@ -117,11 +107,7 @@ class FloatProducts {
         for (int v = 0; v < kVectors; ++v) sums[i][v] = fma(x, weight[v], sums[i][v]);
       }
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < kDims; ++i) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) store(out + i * kRows + v * Vec::kWidth, sums[i][v]);
-    }
+    store_block(sums, out);
     return weights;
   }
 

@@ -28,6 +28,40 @@ struct TileMask {
   const float* row_offset;  // [rows] of the panel: the token of each row
 };
 
+// Stores the scores of kBlock keys, and raises highest to them.
+template <int kVectors>
+CUDAPREFILL_INLINE void store_scores(const Vec (&sums)[kBlock][kVectors], float* scores, Vec (&highest)[kVectors]) {
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    Vec most = highest[v];
+#pragma GCC unroll 8
+    for (int j = 0; j < kBlock; ++j) {
+      store(scores + (j * kVectors + v) * Vec::kWidth, sums[j][v]);
+      most = max(most, sums[j][v]);
+    }
+    highest[v] = most;
+  }
+}
+
+// out[i][row] of a few dimensions, times decay[row], to go on from.
+template <int kVectors, int kDims>
+CUDAPREFILL_INLINE void load_decayed(const float* out, const Vec* decay, Vec (&sums)[kDims][kVectors]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kDims; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sums[i][v] = load(out + (i * kVectors + v) * Vec::kWidth) * decay[v];
+  }
+}
+
+template <int kVectors, int kDims>
+CUDAPREFILL_INLINE void store_block(const Vec (&sums)[kDims][kVectors], float* out) {
+#pragma GCC unroll 8
+  for (int i = 0; i < kDims; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(out + (i * kVectors + v) * Vec::kWidth, sums[i][v]);
+  }
+}
+
 // Scores become what soft cap and mask make of them, and highest is raised to them.
 template <int kVectors>
 void cap_and_mask(float* scores, int64_t num_keys, const TileMask& mask, float softcap, Vec (&highest)[kVectors]) {
