@@ -311,7 +311,9 @@ void linear_integers(const LinearParams& params) {
 }
 
 void gated_linear_integers(const GatedLinearParams& params) {
-  if (params.gate_up.num_outputs / 2 % Vec::kWidth != 0) return gated_linear_in_two_steps(params);
+  // One or two rows read their weights faster in one run than from gate and up by turns: one row in 0.84 to 0.89 of it.
+  const bool gains = params.gate_up.num_rows > 2 && params.gate_up.num_outputs / 2 % Vec::kWidth == 0;
+  if (!gains) return gated_linear_in_two_steps(params);
   with_numbers(params.gate_up, [&](auto format, auto quant) { run_gated<decltype(format), decltype(quant)>(params); });
 }
 
