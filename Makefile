@@ -1,6 +1,7 @@
 # make chat    talk to a real model on the engine          make test    linters, C++ tests, pytest
 # make build   the extension, in place                     make bench   the everyday benchmarks
 # make fix     what the linters can mend by themselves     make clean   remove what was built
+# make fuzz    make test with examples of chance
 # make bench-peers   this engine beside vLLM, llama.cpp and transformers (docs/performance.md)
 # make cuda    compile the CUDA kernels and report on them make gpu-check   test and time them on this GPU
 
@@ -12,7 +13,7 @@ CORES  := $(shell nproc 2>/dev/null || echo 2)
 SOURCES := $(shell find csrc third_party -type f) CMakeLists.txt setup.py pyproject.toml
 CXX_FILES = $(shell find csrc tests benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: chat build test lint fix cpp-test bench bench-peers cuda gpu-check gpu-build gpu-test gpu-bench gpu-sanitize clean
+.PHONY: chat build test fuzz lint fix cpp-test bench bench-peers cuda gpu-check gpu-build gpu-test gpu-bench gpu-sanitize clean
 
 chat: $(VENV)/built $(VENV)/model
 	@$(BIN)/cudaprefill chat $(ARGS)
@@ -21,6 +22,10 @@ build: $(VENV)/built
 
 test: lint cpp-test $(VENV)/model
 	$(BIN)/python -m pytest $(ARGS)
+
+# The same, with other examples for the properties each time.
+fuzz: export HYPOTHESIS_PROFILE := random
+fuzz: test
 
 lint: $(VENV)/dev
 	$(BIN)/ruff check .

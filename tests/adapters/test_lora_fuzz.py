@@ -98,7 +98,9 @@ def test_the_header_of_the_tensors_is_absurd(registry: AdapterRegistry, folder: 
         info = data.draw(st.sampled_from(infos))
         match data.draw(st.sampled_from(["shape", "dimensions", "dtype", "offsets", "name", "not finite", "length"])):
             case "shape":
-                info["shape"][data.draw(st.sampled_from([0, -1]))] = data.draw(number)
+                shape = info["shape"] or [1]
+                shape[data.draw(st.sampled_from([0, -1]))] = data.draw(number)
+                info["shape"] = shape
             case "dimensions":
                 info["shape"] = data.draw(st.sampled_from([[], [1] * 70, [2**40, 2**40, 0], info["shape"][::-1]]))
             case "dtype":

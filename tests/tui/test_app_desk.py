@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from textual.widgets import Button
+from textual.events import DescendantFocus
+from textual.message import Message
+from textual.widgets import Button, Tab, Tabs
 
 from cudaprefill_tui.markdown_text import join_blocks, parse_blocks
 from cudaprefill_tui.preferences import load_preferences
@@ -38,6 +40,42 @@ def test_in_tabs_every_pane_can_be_reached(tmp_path: Path) -> None:
             for pane in desk.screen.desk.panes.values():
                 await desk.until(lambda: pane.region.area)  # noqa: B023
                 await desk.press("f6")
+
+    asyncio.run(main())
+
+
+def test_panes_are_passed_faster_than_they_are_drawn(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=(60, 24)) as desk:
+            panes = desk.screen.desk
+            await desk.until(lambda: panes.mode == "tabs")
+            for name in [*panes.panes, *panes.panes][1:]:
+                panes.move_focus(1)
+                assert panes.current == name
+                focused = desk.screen.focused  # nothing, where a pane has nothing yet that takes keys
+                assert focused is None or panes.panes[name] in focused.ancestors_with_self
+            await desk.pilot.pause()
+            assert [pane.id for pane in panes.panes.values() if pane.region.area] == [name]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [(60, 24), (120, 40), (200, 50)])
+def test_what_was_said_of_panes_before_changes_nothing(size: tuple[int, int], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=size) as desk:
+            panes = desk.screen.desk
+            stale: list[Message] = [DescendantFocus(desk.view.composer), DescendantFocus(panes.panes["engine"])]
+            for tabs in panes.query(Tabs).filter("#pane-tabs, #lower-tabs"):
+                stale += [Tabs.TabActivated(tabs, tab) for tab in tabs.query(Tab)]
+            panes.show("load")
+            await desk.pilot.pause()
+            for message in stale:
+                panes.post_message(message)
+            await desk.pilot.pause()
+            assert panes.current == "load"
+            assert panes.panes["load"].region.area
+            assert panes.query_one("#lower-tabs", Tabs).active == "show-load"
 
     asyncio.run(main())
 

@@ -104,7 +104,7 @@ def assert_restored(terminal: Terminal) -> None:
 
 def test_ctrl_q_leaves_and_restores_the_terminal(terminals: list[Terminal], tmp_path: Path) -> None:
     terminal = start(terminals, tmp_path, "chat", "--url", NOBODY)
-    terminal.read_until("Ask something")
+    terminal.read_until("sk something")  # the cursor stands on the first letter
     os.write(terminal.master, b"\x11")
     assert terminal.wait() == 0
     assert_restored(terminal)
@@ -122,7 +122,7 @@ def test_a_signal_restores_the_terminal(number: signal.Signals, terminals: list[
 
 def test_a_terminal_that_is_closed_takes_us_with_it(terminals: list[Terminal], tmp_path: Path) -> None:
     terminal = start(terminals, tmp_path, "chat", "--url", NOBODY)
-    terminal.read_until("Ask something")
+    terminal.read_until("sk something")  # the cursor stands on the first letter
     os.close(terminal.slave)
     os.close(terminal.master)
     assert terminal.process.wait(PATIENCE) == 128 + signal.SIGHUP
@@ -139,7 +139,7 @@ def test_a_crash_restores_the_terminal_and_is_told(terminals: list[Terminal], tm
     )
     terminals.append(Terminal([sys.executable, "-c", script], tmp_path))
     terminal = terminals[-1]
-    terminal.read_until("Ask something")
+    terminal.read_until("sk something")  # the cursor stands on the first letter
     os.write(terminal.master, b"\x1bOP")  # F1
     assert terminal.wait() == 1
     assert_restored(terminal)

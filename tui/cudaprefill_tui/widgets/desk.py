@@ -20,7 +20,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Static, Tab, TabbedContent, TabPane, Tabs
+from textual.widgets import Static, Tab, Tabs
 
 from ..glyphs import Glyphs
 from ..messages import PanesShown, SplitMoved
@@ -73,20 +73,22 @@ class Desk(Vertical):
         self.panes |= {str(pane.id): pane for pane in panes}
         self.mode: Mode = "desktop"
         self.current = next(iter(self.panes))  # the pane that had the focus last
+        self._front = LOWER[0]  # of those that share a place
         self.zoomed = False
         self.hidden = {name for name in preferences.hidden if name in self.panes}
         self.visible_panes: list[Pane] = []  # those that somebody sees now: the others need no news
         self._splits: dict[str, Split] = {}
-        self._lower = TabbedContent(id="lower")
+        self._lower = Vertical(
+            Tabs(*(Tab(Content(TITLES[name]), id=f"show-{name}") for name in LOWER), id="lower-tabs"),
+            *(self.panes[name] for name in LOWER),
+            id="lower",
+        )
 
     def compose(self) -> ComposeResult:
         panes = self.panes
         yield Tabs(*(Tab(Content(TITLES[name]), id=f"show-{name}") for name in panes), id="pane-tabs")
-        lower = self._lower
-        for name in LOWER:
-            lower.compose_add_child(TabPane(Content(TITLES[name]), panes[name], id=f"tab-{name}"))
         left = self._split("split-left", panes["steps"], panes["requests"], "vertical", 4, 4)
-        right = self._split("split-right", panes["blocks"], lower, "vertical", 4, 4)
+        right = self._split("split-right", panes["blocks"], self._lower, "vertical", 4, 4)
         whole = self._split("split-engine", left, right, "vertical", 8, 8)
         yield self._split("split-chat", panes["chat"], whole, "horizontal", 24, 30) if "chat" in panes else whole
         yield Static(Content("This terminal is too small.\nMake it larger, or leave with Ctrl+Q."), id="too-small")
@@ -149,18 +151,22 @@ class Desk(Vertical):
 
     def lay_out(self) -> None:
         """Brings the widgets into line with mode, zoom and hidden panes."""
+        lower = [name for name in LOWER if self.is_visible(name)]
+        if self.current in lower:
+            self._front = self.current
+        elif lower and self._front not in lower:
+            self._front = lower[0]
+        self.visible_panes, before = [], self.visible_panes
         for name, pane in self.panes.items():
-            if name not in LOWER:
-                pane.display = self.is_visible(name)
-        lower = self._lower
-        seen = [name for name in LOWER if self.is_visible(name)]
-        lower.display = bool(seen)
+            pane.display = self.is_visible(name) and (name not in LOWER or name == self._front)
+            if pane.display and self.mode != "too-small":
+                self.visible_panes.append(pane)
+        self._lower.display = bool(lower)
+        lower_tabs = self.query_one("#lower-tabs", Tabs)
+        lower_tabs.display = self.mode != "tabs"
         for name in LOWER:
-            (lower.show_tab if name in seen else lower.hide_tab)(f"tab-{name}")
-        if seen:
-            active = lower.active.removeprefix("tab-")
-            lower.active = f"tab-{self.current if self.current in seen else active if active in seen else seen[0]}"
-        lower.set_class(self.mode == "tabs", "-bare")
+            (lower_tabs.show if name in lower else lower_tabs.hide)(f"show-{name}")
+        lower_tabs.active = f"show-{self._front}"
         self._splits["split-engine"].direction = (
             "horizontal" if self.mode == "wide" or "chat" not in self.panes else "vertical"
         )
@@ -175,31 +181,27 @@ class Desk(Vertical):
         tabs.display = self.mode == "tabs"
         tabs.active = f"show-{self.current}"
         self.query_one("#too-small").display = self.mode == "too-small"
-        self._note_visible()
-
-    @on(TabbedContent.TabActivated, "#lower")
-    def _note_visible(self) -> None:
-        active = self._lower.active.removeprefix("tab-")
-        visible = [
-            pane
-            for name, pane in self.panes.items()
-            if self.is_visible(name) and (name not in LOWER or name == active) and self.mode != "too-small"
-        ]
-        if visible != self.visible_panes:
-            self.visible_panes = visible
+        if self.visible_panes != before:
             self.post_message(PanesShown())
 
     def _parts(self, split: Split) -> Iterable[Widget]:
-        return (child for child in split.children if isinstance(child, (Pane, Split, TabbedContent)))
+        return (child for child in split.children if isinstance(child, (Split, Vertical)))
 
     # --- What the person does ---
 
     def show(self, name: str) -> None:
-        """Brings a pane to the front, hidden or not, and gives it the focus."""
+        """Brings a pane to the front, hidden or not, and gives it the focus.
+
+        At once: a key that follows finds it there however far the drawing is behind.
+        """
         self.current = name
         self.hidden.discard(name)
         self.lay_out()
-        self.call_after_refresh(self._focus, name, self.screen.focused)
+        pane = self.panes[name]
+        if isinstance(pane, ChatPane):
+            self.screen.set_focus(pane.current.composer)
+        elif not pane.has_focus_within:
+            self.screen.set_focus(next((widget for widget in pane.walk_children(Widget) if widget.focusable), None))
 
     def toggle(self, name: str) -> None:
         """Hides a pane, or shows it again. The last one that is seen stays."""
@@ -232,27 +234,24 @@ class Desk(Vertical):
         """Into the preferences that it was given; dividers are there since they were moved."""
         self._preferences.hidden = sorted(self.hidden)
 
-    def _focus(self, name: str, before: Widget | None) -> None:
-        """Unless the focus has left the desk since it was at `before`: a menu was opened, say."""
-        pane, now = self.panes[name], self.screen.focused
-        if now is not None and now is not before and self not in now.ancestors:
-            return
-        if isinstance(pane, ChatPane):
-            pane.focus_composer()
-        elif not pane.has_focus_within:
-            target = next((widget for widget in pane.walk_children(Widget) if widget.focusable), pane)
-            target.focus()
+    # Messages tell of what was: by now another pane may have been shown, and another tab be active.
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
-        for ancestor in event.widget.ancestors_with_self:
-            if isinstance(ancestor, Pane) and ancestor.id in self.panes:
-                self.current = str(ancestor.id)
+        if event.widget is self.screen.focused:
+            for ancestor in event.widget.ancestors_with_self:
+                if isinstance(ancestor, Pane) and ancestor.id in self.panes:
+                    self.current = str(ancestor.id)
 
-    @on(Tabs.TabActivated, "#pane-tabs")
+    @on(Tabs.TabActivated, "#pane-tabs, #lower-tabs")
     def _tab_chosen(self, event: Tabs.TabActivated) -> None:
         event.stop()
-        name = str(event.tab.id).removeprefix("show-")
-        if self.mode == "tabs" and name != self.current:
+        tabs, name = event.tabs, str(event.tab.id).removeprefix("show-")
+        if not tabs.display or event.tab.id != tabs.active:
+            return
+        if tabs.id == "lower-tabs" and name != self._front:
+            self.current = name
+            self.lay_out()
+        elif tabs.id == "pane-tabs" and name != self.current:
             self.show(name)
 
     @on(SplitMoved)
