@@ -35,6 +35,7 @@ LOGPROBS_SCRIPT = Path(__file__).resolve().with_name("peers") / "llama_cpp_logpr
 FORMATS = (
     ("float32", "auto", "auto"),
     ("auto", "float32", "auto"),
+    ("auto", "int16", "float32"),
     ("auto", "int16", "auto"),
     ("auto", "int8", "auto"),
     ("bfloat16", "auto", "auto"),

@@ -1,8 +1,11 @@
-// How numbers become what a cache stores: converted, and for float8 divided by the scale of their head before.
+// How numbers become what a cache stores: converted, and before that divided by the scale of their head for float8, kept
+// within what float16 holds: one infinite K and all scores of its token would be NaN.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "csrc/cpu/cache_scales.h"
-#include "csrc/cpu/copy_row.h"
 #include "csrc/cpu/simd.h"
 
 namespace cudaprefill::cpu::CUDAPREFILL_ISA {
@@ -22,15 +25,25 @@ struct StoredNumbers<Float8> {
   CUDAPREFILL_INLINE Vec of(Vec v) const { return v * broadcast(inverse); }
 };
 
+template <>
+struct StoredNumbers<Float16> {
+  static constexpr float kLargest = 65504;
+
+  StoredNumbers(const PagedCache&, int64_t) {}
+  CUDAPREFILL_INLINE Vec of(Vec v) const {
+    return max(broadcast(-kLargest), min(broadcast(kLargest), v));  // the order keeps NaN
+  }
+};
+
 // Stores a row of one head.
 template <class From, class Kv>
 CUDAPREFILL_INLINE void store_row(const From* from, Kv* to, int64_t size, const StoredNumbers<Kv>& stored) {
-  if constexpr (std::is_same_v<Kv, Float8>) {
+  if constexpr (std::is_same_v<From, Kv>) {
+    std::memcpy(to, from, size * sizeof(From));
+  } else {
     for_each_vector(
         size, [&](int64_t i) { store(to + i, stored.of(load(from + i))); },
         [&](int64_t i, int count) { store_first(to + i, stored.of(load_first(from + i, count)), count); });
-  } else {
-    copy_row(from, to, size);
   }
 }
 

@@ -55,7 +55,7 @@ class EngineConfig:
     # Chunks are cut so that a step with decodes lasts no longer; 0: no target; None: "auto" on a CPU, 0 on a GPU.
     itl_target_ms: ItlTarget | None = None
     max_num_queued_reqs: int | None = None  # waiting requests before new ones are refused; None: no limit
-    kv_cache_dtype: str = "auto"  # auto: as the activations; bfloat16 with linear_math int8
+    kv_cache_dtype: str = "auto"  # auto: as activations; float16 or bfloat16 with linear_math int16 or int8
     kv_cache_memory: int | None = None  # bytes of KV cache on a CPU; None: 2 GiB
     gpu_memory_utilization: float = 0.90  # share of a GPU's memory that weights, activations and KV may take
     enforce_eager: bool = False  # on a GPU: run decode steps without CUDA graphs

@@ -76,7 +76,7 @@ def write_kv(
     """Writes token i's K and V into slot ``slot_mapping[i]`` of the caches.
 
     k, v: [T, Hkv, D]; k_cache, v_cache: [N, Hkv, S, D], written; slot_mapping: [T] int64. No two tokens may share a
-    slot other than -1.
+    slot other than -1. A float16 cache takes what is beyond its largest number, 65,504, as that.
     """
 
 

@@ -76,3 +76,8 @@ def assert_as_exact_as_torch(actual: Tensor, compute: Callable[[torch.dtype], Te
     torch_error = (compute(rounded_to).double() - exact).norm().item()
     rounding = 2 * torch.finfo(rounded_to).eps * exact.norm().item()
     assert error <= 2 * torch_error + rounding, f"error {error:.3g}, in torch {torch_error:.3g}"
+
+
+def stored(row: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded, and in float16 no infinity: one in K and all scores of its token are NaN."""
+    return (row.float().clamp(-65504, 65504) if dtype == torch.float16 != row.dtype else row).to(dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from cudaprefill import ops
 from tests.ops import reference
 from tests.ops.huge_cache import FAR_BLOCKS, NEAR_BLOCKS, huge_cache
-from tests.ops.reference import DTYPES, assert_as_exact_as_torch
+from tests.ops.reference import DTYPES, assert_as_exact_as_torch, stored
 
 EPS = 1e-6
 BLOCK_SIZE = 16
@@ -56,7 +56,7 @@ def check(
         lambda dtype: rotated(k[written], k_norm, cos_sin, positions[written], dtype),
         kv_dtype if torch.finfo(kv_dtype).eps > torch.finfo(k.dtype).eps else k.dtype,
     )
-    assert torch.equal(at_slots(v_cache, slots[written]), v[written].to(kv_dtype))
+    assert torch.equal(at_slots(v_cache, slots[written]), stored(v[written], kv_dtype))
     for cache in (k_cache, v_cache):
         assert cache.isfinite().sum() == written.sum() * k.shape[1] * k.shape[2]
 
@@ -68,6 +68,17 @@ def test_every_dtype(dtype: torch.dtype, kv_dtype: torch.dtype, has_norms: bool)
     q, k, v = (torch.randn(9, heads, 64).to(dtype) for heads in (6, 2, 2))
     norms = (torch.randn(64).to(dtype), torch.randn(64).to(dtype)) if has_norms else None
     check(q, k, v, 64, kv_dtype, norms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_float16_cache_takes_what_is_too_large_for_it_as_its_largest_number(dtype: torch.dtype) -> None:
+    k, v = 1e6 * torch.randn(2, 3, 2, 72).to(dtype)  # whole vectors, and the rest of one
+    k_cache, v_cache = torch.zeros(2, 1, 2, BLOCK_SIZE, 72, dtype=torch.float16)
+    slots = torch.arange(3)
+    ops.rope_write_kv(k.clone(), k, v, cos_sin_table(72), torch.zeros(3).long(), k_cache, v_cache, slots)
+    turned = rotated(k, None, cos_sin_table(72), torch.zeros(3).long(), torch.float32)
+    assert torch.equal(at_slots(k_cache, slots), stored(turned, torch.float16))
+    assert torch.equal(at_slots(v_cache, slots), stored(v, torch.float16))
 
 
 @pytest.mark.parametrize(

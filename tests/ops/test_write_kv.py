@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cudaprefill import ops
 from tests.ops.huge_cache import FAR_BLOCKS, NEAR_BLOCKS, huge_cache
-from tests.ops.reference import DTYPES
+from tests.ops.reference import DTYPES, stored
 
 
 def caches(
@@ -26,7 +26,7 @@ def expected_cache(cache: Tensor, rows: Tensor, slot_mapping: Tensor) -> Tensor:
     expected = cache.clone()
     for row, slot in zip(rows, slot_mapping.tolist(), strict=True):
         if slot >= 0:
-            expected[slot // block_size, :, slot % block_size] = row.to(cache.dtype)
+            expected[slot // block_size, :, slot % block_size] = stored(row, cache.dtype)
     return expected
 
 

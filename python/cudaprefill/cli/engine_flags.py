@@ -81,7 +81,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         choices=KV_CACHE_DTYPES,
         default="auto",
-        help="fp8: e4m3 with a scale for each KV head (default: as the activations; bfloat16 with --linear-math int8)",
+        help="fp8: e4m3 with a scale for each KV head (default: as the activations; with --linear-math int16 "
+        "float16, with int8 bfloat16)",
     )
     add("--kv-cache-memory", type=memory, metavar="SIZE", help="KV cache on a CPU, e.g. 4GiB (default: 2GiB)")
     add(
