@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 from unittest import mock
 
@@ -42,6 +43,16 @@ def test_huge_temperatures_draw_from_all_tokens_alike(temperature: float) -> Non
 def test_filters_that_leave_one_token_are_greedy(fields: dict[str, Any]) -> None:
     logits = torch.randn(50, 300)
     assert sample(logits, **fields) == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 200, 384, 49152])
+def test_of_equals_the_first_is_the_best(size: int) -> None:
+    logits = torch.randint(-3, 3, (50, size)).float()
+    first = [row.index(max(row)) for row in logits.tolist()]
+    assert sample(logits, temperature=0) == first
+    wide = torch.full((50, size + 7), math.inf)[:, 7:]  # rows of a larger tensor
+    wide.copy_(logits)
+    assert sample(wide, temperature=0) == first
 
 
 def test_a_batch_of_greedy_rows_is_searched_once_and_nothing_else() -> None:

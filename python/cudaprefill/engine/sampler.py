@@ -31,6 +31,8 @@ from cudaprefill.outputs import TokenLogprobs
 # How an output's token is chosen.
 _PLAIN, _BEST, _TOP_K, _TOP_P, _WHOLE = range(5)
 
+_BLOCK = 128  # tokens among which the best is looked for at once
+
 RowState = tuple[int, SamplingState]  # an output: its row of the logits and its state
 
 
@@ -119,8 +121,14 @@ def _choose(way: int, logits: Tensor, outputs: Sequence[RowState]) -> Tensor:
 
 
 def _best_tokens(logits: Tensor) -> Tensor:
-    """[R] int64: the best token of each row, or NOT_FINITE."""
-    best, token_ids = logits.max(-1)
+    """[R] int64: the best token of each row, the first where several are, or NOT_FINITE."""
+    if logits.device.type == "cpu" and logits.shape[1] % _BLOCK == 0:
+        # On a CPU torch compares one by one where it wants to know which, and whole vectors where it does not.
+        blocks = logits.unflatten(1, (-1, _BLOCK))
+        best, block = blocks.amax(-1).max(-1)
+        token_ids = block * _BLOCK + blocks[torch.arange(len(blocks)), block].max(-1).indices
+    else:
+        best, token_ids = logits.max(-1)
     return torch.where(torch.isfinite(best), token_ids, NOT_FINITE)
 
 
