@@ -105,14 +105,14 @@ class Bench:
     def all(self) -> None:
         """The shapes of a Llama of 135 million weights (9 query heads, 3 KV heads) and of one of 8 billion (32, 8)."""
         small, large = ((9, 3), 64), ((32, 8), 128)
-        for kv_dtype in (torch.float32, torch.bfloat16):
+        for kv_dtype in (torch.float32, torch.float16, torch.bfloat16):
             for new_tokens, context_len in ((1600, 1600), (3200, 3200), (8000, 8000), (512, 8192), (32, 2432)):
                 self.prefill(new_tokens, context_len, *small, kv_dtype)
             self.prefill(1600, 1600, *large, kv_dtype)
         for new_tokens, context_len in ((64, 64), (16, 8192)):
             self.prefill(new_tokens, context_len, *small, torch.float32)
         self.prefill(1600, 1600, (9, 9), 64, torch.float32)
-        for kv_dtype in (torch.float32, torch.bfloat16):
+        for kv_dtype in (torch.float32, torch.float16, torch.bfloat16):
             for requests, context_len in ((1, 64), (1, 1024), (1, 65536), (16, 390), (64, 1024)):
                 self.decode(requests, context_len, *small, kv_dtype)
         self.decode(16, 4096, *large, torch.bfloat16)

@@ -84,7 +84,7 @@ def our_scores(
                 logprobs.append(told[token].logprob)
                 best.append(next(other for other, logprob in told.items() if logprob.rank == 1))
         activations = "" if llm.info.linear_math == "float32" else f", {llm.info.linear_math} activations"
-        cache = "" if kv_cache_dtype == "auto" else f", {llm.info.kv_cache_dtype} KV"
+        cache = "" if llm.info.kv_cache_dtype == "float32" else f", {llm.info.kv_cache_dtype} KV"
         return f"{llm.info.dtype}{activations}{cache}", Scores(logprobs, best)
 
 

@@ -88,10 +88,10 @@ void norm_and_rotate_row(const RopeWriteKvParams& params, const From* from, To* 
 template <class T, class Kv>
 void run_token(const RopeWriteKvParams& params, int64_t token) {
   const float* cos_sin = params.cos_sin + params.position_ids[token] * params.rotary_dim;
-  const StoredNumbers<T> as_they_are(params.k_cache, 0);
+  const StoredNumbers<T> of_q(params.k_cache, 0);
   for (int64_t head = 0; head < params.num_q_heads; ++head) {
     T* q = row_of<T>(params.q, token, head);
-    norm_and_rotate_row(params, q, q, params.q_norm, as_they_are, cos_sin);
+    norm_and_rotate_row(params, q, q, params.q_norm, of_q, cos_sin);
   }
   if (params.slot_mapping[token] < 0) return;
   const PagedSlot slot(params.slot_mapping[token], params.block_size);

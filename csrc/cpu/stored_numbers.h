@@ -1,5 +1,5 @@
-// How numbers become what a cache stores: converted, and before that divided by the scale of their head for float8,
-// kept within what float16 holds: one infinite K and all scores of its token would be NaN.
+// How numbers become what a cache stores: converted, and before that divided by the scale of their head for float8, or
+// kept within what float16 holds: an infinite K would turn the weights of each query that it answers into NaN.
 #pragma once
 
 #include <cstring>

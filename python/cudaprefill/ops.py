@@ -9,7 +9,8 @@ of every tensor is contiguous, other strides are free: q, k and v may be views o
 
 Caches may be float8_e4m3fn, too, with a scale for each KV head: ``k_scale`` and ``v_scale``, both [Hkv] float32, which
 these caches need and others must not have. A number x is stored as ``x * (1 / scale)``, rounded to nearest even, and as
-448 with its sign where that is larger; NaN stays NaN. What is stored stands for itself times the scale.
+448 with its sign where that is larger; NaN stays NaN. What is stored stands for itself times the scale. A float16 cache
+on a CPU takes what is beyond 65,504, from wider activations, as that.
 
 Errors: a wrong shape, dtype, device or stride raises ``ValueError`` with the name of the argument, what it must be and
 what it is, before anything is written. A slot, position, block id or length out of range raises ``IndexError`` on the
@@ -76,7 +77,7 @@ def write_kv(
     """Writes token i's K and V into slot ``slot_mapping[i]`` of the caches.
 
     k, v: [T, Hkv, D]; k_cache, v_cache: [N, Hkv, S, D], written; slot_mapping: [T] int64. No two tokens may share a
-    slot other than -1. A float16 cache takes what is beyond its largest number, 65,504, as that.
+    slot other than -1.
     """
 
 

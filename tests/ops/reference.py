@@ -79,5 +79,5 @@ def assert_as_exact_as_torch(actual: Tensor, compute: Callable[[torch.dtype], Te
 
 
 def stored(row: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded, and in float16 no infinity: one in K and all scores of its token are NaN."""
+    """Rounded; float16 takes what is beyond its largest number as that."""
     return (row.float().clamp(-65504, 65504) if dtype == torch.float16 != row.dtype else row).to(dtype)

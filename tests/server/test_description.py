@@ -21,7 +21,6 @@ def test_no_request_makes_the_server_fail(server: RunningServer) -> None:
             @settings(
                 max_examples=EXAMPLES,
                 deadline=None,
-                derandomize=True,
                 database=None,
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),

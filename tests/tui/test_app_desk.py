@@ -52,7 +52,7 @@ def test_panes_are_passed_faster_than_they_are_drawn(tmp_path: Path) -> None:
             for name in [*panes.panes, *panes.panes][1:]:
                 panes.move_focus(1)
                 assert panes.current == name
-                focused = desk.screen.focused  # nothing, where a pane has nothing yet that takes keys
+                focused = desk.screen.focused  # nothing, where no engine has told a pane yet what to show
                 assert focused is None or panes.panes[name] in focused.ancestors_with_self
             await desk.pilot.pause()
             assert [pane.id for pane in panes.panes.values() if pane.region.area] == [name]
@@ -76,6 +76,60 @@ def test_what_was_said_of_panes_before_changes_nothing(size: tuple[int, int], tm
             assert panes.current == "load"
             assert panes.panes["load"].region.area
             assert panes.query_one("#lower-tabs", Tabs).active == "show-load"
+
+    asyncio.run(main())
+
+
+def test_a_click_on_the_tab_of_a_pane_gives_it_the_keys(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=(60, 24)) as desk:
+            for name in ("steps", "chat", "requests", "chat"):
+                await desk.pilot.click(f"#show-{name}")
+                await desk.until(lambda: desk.screen.desk.panes[name].region.area)  # noqa: B023
+                await desk.until(lambda: desk.screen.desk.panes[name].has_focus_within)  # noqa: B023
+            await desk.press("h", "i")
+            assert desk.view.composer.text == "hi"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [(60, 24), (120, 40)])
+def test_a_pane_that_is_shown_for_the_first_time_takes_the_keys(size: tuple[int, int], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=size) as desk:
+            feed(desk)
+            desk.screen.desk.show("engine")
+            await desk.until(lambda: isinstance(desk.screen.focused, Button))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [(60, 24), (120, 40), (200, 50)])
+def test_when_the_pane_with_the_focus_is_hidden_another_takes_it(size: tuple[int, int], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=size) as desk:
+            panes = desk.screen.desk
+            for name in ("chat", "steps", "blocks", "requests", "latency"):
+                panes.show(name)
+                await desk.pilot.pause()
+                await desk.screen.run_action(f"toggle_pane('{name}')")
+                await desk.pilot.pause()
+                assert panes.current != name
+                focused = desk.screen.focused
+                assert focused is None or panes.panes[panes.current] in focused.ancestors_with_self
+                assert panes.panes[panes.current].region.area
+
+    asyncio.run(main())
+
+
+def test_another_conversation_comes_to_the_front(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desktop(tmp_path, size=(60, 24)) as desk:
+            await desk.screen.run_action("new_conversation")
+            desk.screen.desk.show("steps")
+            await desk.pilot.pause()
+            await desk.screen.run_action("next_conversation")
+            await desk.until(lambda: desk.view.composer.has_focus and desk.screen.chat.region.area)
 
     asyncio.run(main())
 

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from cudaprefill.adapters.adapter import Adapter, AdapterTarget
@@ -43,8 +42,9 @@ def load_prefix_adapter(
     fields.fits("token_dim", model.num_kv_heads * model.head_size, "the size of all KV heads")
     of_token = (model.num_layers, 2, model.num_kv_heads, model.head_size)
     num_tokens = num_virtual_tokens(fields, target)
-    # What a float8 cache stores of them is left to the op that writes them, as with all others.
-    dtype = target.activation_dtype if target.kv_dtype == torch.float8_e4m3fn else target.kv_dtype
+    # What a narrower cache stores of them is left to the op that writes them, as with all others.
+    narrower = target.kv_dtype.itemsize < target.activation_dtype.itemsize
+    dtype = target.activation_dtype if narrower else target.kv_dtype
     stored = in_dtype(EMBEDDINGS, the_tensor(tensors, (num_tokens, math.prod(of_token))), dtype)
     keys_values = stored.view(num_tokens, *of_token).permute(1, 2, 0, 3, 4)  # [L, 2, G, Hkv, D]
     return Adapter(

@@ -124,7 +124,7 @@ def _best_tokens(logits: Tensor) -> Tensor:
     """[R] int64: the best token of each row, the first where several are, or NOT_FINITE."""
     if logits.device.type == "cpu" and logits.shape[1] % _BLOCK == 0:
         # On a CPU torch compares one by one where it wants to know which, and whole vectors where it does not.
-        blocks = logits.view(len(logits), -1, _BLOCK)
+        blocks = logits.view(logits.shape[0], logits.shape[1] // _BLOCK, _BLOCK)
         best, block = blocks.amax(-1).max(-1)
         token_ids = block * _BLOCK + blocks[torch.arange(len(blocks)), block].max(-1).indices
     else:

@@ -28,9 +28,11 @@ class ChatCommands(DesktopBase):
         await self.chat.close_conversation()
 
     def action_next_conversation(self) -> None:
+        self.desk.show("chat")
         self.chat.move(1)
 
     def action_previous_conversation(self) -> None:
+        self.desk.show("chat")
         self.chat.move(-1)
 
     @work(group="dialog")

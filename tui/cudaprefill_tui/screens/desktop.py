@@ -121,6 +121,10 @@ class DesktopScreen(ChatCommands, EngineCommands):
             self.tick()
 
     @on(PanesShown)
+    def _fill_panes(self) -> None:
+        self.tick()
+        self.desk.take_focus()
+
     def tick(self) -> None:
         self._ticked_at = time.monotonic()
         link = self.session.link

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual import on
 from textual.app import ComposeResult
 from textual.content import Content
+from textual.widget import Widget
 from textual.widgets import TabbedContent, TabPane
 
 from cudaprefill.client.engine_view import EngineView
@@ -81,8 +82,9 @@ class ChatPane(Pane):
         self.tabs.active = str(tabs[(current + places) % len(tabs)].id)
         self.current.composer.focus()
 
-    def focus_composer(self) -> None:
-        self.current.composer.focus()
+    @property
+    def focus_target(self) -> Widget | None:
+        return self.current.composer
 
     @on(TabbedContent.TabActivated)
     async def _activated(self, event: TabbedContent.TabActivated) -> None:

@@ -86,7 +86,9 @@ class Desk(Vertical):
 
     def compose(self) -> ComposeResult:
         panes = self.panes
-        yield Tabs(*(Tab(Content(TITLES[name]), id=f"show-{name}") for name in panes), id="pane-tabs")
+        pane_tabs = Tabs(*(Tab(Content(TITLES[name]), id=f"show-{name}") for name in panes), id="pane-tabs")
+        pane_tabs.can_focus = False  # it would take the focus back from the pane whose tab was clicked
+        yield pane_tabs
         left = self._split("split-left", panes["steps"], panes["requests"], "vertical", 4, 4)
         right = self._split("split-right", panes["blocks"], self._lower, "vertical", 4, 4)
         whole = self._split("split-engine", left, right, "vertical", 8, 8)
@@ -198,10 +200,15 @@ class Desk(Vertical):
         self.hidden.discard(name)
         self.lay_out()
         pane = self.panes[name]
-        if isinstance(pane, ChatPane):
-            self.screen.set_focus(pane.current.composer)
-        elif not pane.has_focus_within:
-            self.screen.set_focus(next((widget for widget in pane.walk_children(Widget) if widget.focusable), None))
+        if not pane.has_focus_within:
+            self.screen.set_focus(pane.focus_target)
+
+    def take_focus(self) -> None:
+        """If nothing has it: a pane that is shown for the first time has nothing that takes keys before it is told what
+        to show.
+        """
+        if self.screen.focused is None and self.panes[self.current].display:
+            self.screen.set_focus(self.panes[self.current].focus_target)
 
     def toggle(self, name: str) -> None:
         """Hides a pane, or shows it again. The last one that is seen stays."""
@@ -210,9 +217,10 @@ class Desk(Vertical):
         elif len(self.hidden) < len(self.panes) - 1:
             self.hidden.add(name)
         if self.current in self.hidden:
-            self.current = next(other for other in self.panes if other not in self.hidden)
             self.zoomed = False
-        self.lay_out()
+            self.show(next(other for other in self.panes if other not in self.hidden))
+        else:
+            self.lay_out()
 
     def zoom(self) -> None:
         self.zoomed = not self.zoomed
@@ -239,7 +247,7 @@ class Desk(Vertical):
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         if event.widget is self.screen.focused:
             for ancestor in event.widget.ancestors_with_self:
-                if isinstance(ancestor, Pane) and ancestor.id in self.panes:
+                if isinstance(ancestor, Pane) and ancestor.display and ancestor.id in self.panes:
                     self.current = str(ancestor.id)
 
     @on(Tabs.TabActivated, "#pane-tabs, #lower-tabs")
@@ -251,7 +259,7 @@ class Desk(Vertical):
         if tabs.id == "lower-tabs" and name != self._front:
             self.current = name
             self.lay_out()
-        elif tabs.id == "pane-tabs" and name != self.current:
+        elif tabs.id == "pane-tabs" and not self.panes[name].display:
             self.show(name)
 
     @on(SplitMoved)

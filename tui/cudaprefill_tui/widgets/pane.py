@@ -58,6 +58,11 @@ class Pane(Vertical):
     def update_view(self, view: EngineView) -> None:
         raise NotImplementedError
 
+    @property
+    def focus_target(self) -> Widget | None:
+        """What takes the keys when the pane is brought to the front."""
+        return next((widget for widget in self.walk_children(Widget) if widget.focusable), None)
+
     def highlight(self, number: int | None) -> None:
         """Lights up what belongs to a request, or nothing."""
 
