@@ -166,6 +166,14 @@ def test_values_that_the_dtype_of_the_engine_does_not_hold(tmp_path: Path, size:
         load(tmp_path, HALF)
 
 
+def test_what_a_narrower_cache_makes_of_a_prefix_is_left_to_the_op_that_writes_it(tmp_path: Path) -> None:
+    write_prefix_adapter(tmp_path)
+    values = torch.full((20, 512), 7e4)
+    save_file({"prompt_embeddings": values}, tmp_path / "adapter_model.safetensors")
+    given = load(tmp_path, dataclasses.replace(TARGET, kv_dtype=torch.float16)).virtual_tokens.keys_values
+    assert torch.equal(given.flatten(), values.flatten())
+
+
 def test_a_file_larger_than_any_adapter_of_the_model_is_not_read(tmp_path: Path) -> None:
     write_prompt_adapter(tmp_path)
     os.truncate(tmp_path / "adapter_model.safetensors", 2**40)

@@ -55,7 +55,9 @@ def test_embeddings_behind_the_virtual_tokens_of_any_kind(case: Case) -> None:
     assert_equal_logits(engine, expected)
 
 
-@pytest.mark.parametrize(("kv_dtype", "tolerance"), [(torch.bfloat16, 0.15), (torch.float8_e4m3fn, 1.5)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "tolerance"), [(torch.float16, 0.02), (torch.bfloat16, 0.15), (torch.float8_e4m3fn, 1.5)]
+)
 def test_a_kv_cache_of_another_dtype(case: Case, kv_dtype: torch.dtype, tolerance: float) -> None:
     """Its rounding costs a little precision, of given keys and values as of computed ones."""
     engine = case.engine(kv_dtype=kv_dtype)

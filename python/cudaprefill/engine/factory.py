@@ -251,17 +251,18 @@ def resolve_kv_cache_dtype(name: str, model: Decoder) -> torch.dtype:
 
     The cache then holds twice the tokens, and decoding reads half the bytes. float16, beside activations of 16 bits,
     keeps 11 of them and is multiplied in float32; bfloat16, beside 8, keeps 8, and attention of prompts takes 0.6 of
-    the time where the CPU multiplies bfloat16. A CPU that converts no float16 keeps float32.
+    the time where the CPU multiplies bfloat16. A CPU that converts no float16 keeps what activations are.
     """
     if name.startswith("fp8"):
         return FLOAT8
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
-    converts = ops.cpu_isa() != "plain"
-    return {"int8": torch.bfloat16, "int16": torch.float16 if converts else torch.float32}.get(
-        model.linear_math, model.activation_dtype
-    )
+    if model.linear_math == "int8":
+        return torch.bfloat16
+    if model.linear_math == "int16" and ops.cpu_isa() != "plain":
+        return torch.float16
+    return model.activation_dtype
 
 
 def resolve_device(name: str) -> torch.device:
